@@ -1,0 +1,12 @@
+# The programs. A main() lives in a folder of its own (stages/bin, runtime/bin) or in tools/, never in a room's library.
+file(GLOB tool_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tools/*.c)
+if(EXISTS ${CMAKE_SOURCE_DIR}/stages/bin/stage_cpu.c)
+  program(ebbtide-stage-cpu stages/bin/stage_cpu.c stages)
+endif()
+if(EXISTS ${CMAKE_SOURCE_DIR}/runtime/bin/ebbtide.c)
+  program(ebbtide runtime/bin/ebbtide.c runtime)
+endif()
+foreach(source ${tool_sources})
+  get_filename_component(tool ${source} NAME_WE)
+  program(ebbtide-${tool} ${source} protocol)
+endforeach()

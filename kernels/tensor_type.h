@@ -1,0 +1,46 @@
+/* kernels/tensor_type.h - how a tensor's values are stored: the GGUF type numbers and the geometry of their blocks.
+ *
+ * Header-only on purpose: with protocol/error.h one of the two headers that any room may include. The model
+ * reader needs the sizes, the kernels the layouts; both must mean the same thing by a number.
+ * Source of numbers and sizes: the GGUF specification (ggml-org/ggml, docs/gguf.md) and its block structures.
+ */
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+enum tensor_type {
+    TENSOR_F32 = 0,
+    TENSOR_F16 = 1,
+    TENSOR_Q8_0 = 8,
+    TENSOR_Q4_K = 12,
+    TENSOR_Q6_K = 14,
+};
+
+struct tensor_type_info {
+    uint32_t type;
+    const char *name;
+    uint32_t block_values; /* values in one block; a row is a whole number of blocks */
+    uint32_t block_bytes;
+};
+
+/* The type's geometry, or NULL for a number that is not computed with. */
+static inline const struct tensor_type_info *tensor_type_find(uint32_t type)
+{
+    static const struct tensor_type_info table[] = {
+        {TENSOR_F32, "F32", 1, 4},       {TENSOR_F16, "F16", 1, 2},         {TENSOR_Q8_0, "Q8_0", 32, 34},
+        {TENSOR_Q4_K, "Q4_K", 256, 144}, {TENSOR_Q6_K, "Q6_K", 256, 210},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+        if (table[i].type == type)
+            return &table[i];
+    return NULL;
+}
+
+/* Bytes of one row of n_values of a known type; 0 if the row is not a whole number of blocks. */
+static inline size_t tensor_row_bytes(uint32_t type, size_t n_values)
+{
+    const struct tensor_type_info *info = tensor_type_find(type);
+    if (info == NULL || n_values % info->block_values != 0)
+        return 0;
+    return n_values / info->block_values * info->block_bytes;
+}

@@ -1,0 +1,42 @@
+/* runtime/model/tokenizer.h - text to token ids and back, from the vocabulary in a GGUF file's metadata.
+ *
+ * Byte-level BPE: text is cut by special tokens (where asked for), then by the pre-tokeniser's pattern (PCRE2), bytes are
+ * mapped to the vocabulary's printable alphabet, pairs are merged by rank. Decoding is byte-exact: the pieces of the ids,
+ * one after another. Threads: a tokenizer is read-only after open and may be used by one thread at a time.
+ */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "protocol/error.h"
+
+struct gguf;
+struct tokenizer;
+
+int tokenizer_open(struct tokenizer **t, const struct gguf *g, struct error *err); /* EBB_EFORMAT, EBB_EUNSUPPORTED (by name), EBB_ENOMEM */
+void tokenizer_close(struct tokenizer *t);
+
+size_t tokenizer_n_vocab(const struct tokenizer *t);
+int32_t tokenizer_bos(const struct tokenizer *t); /* -1: none */
+int32_t tokenizer_eos(const struct tokenizer *t); /* -1: none */
+bool tokenizer_adds_bos(const struct tokenizer *t);
+bool tokenizer_is_end(const struct tokenizer *t, int32_t id); /* eos, or an end-of-turn special such as <|im_end|> */
+int32_t tokenizer_special(const struct tokenizer *t, const char *text); /* id of a control token by its exact text, -1: none */
+
+/* Appends the ids of n_bytes of text to ids[*n_ids ..ids_max). parse_special: control tokens written out in the text become
+ * their ids; otherwise they are ordinary characters. Any bytes are accepted, invalid UTF-8 and NUL included. EBB_ERANGE: more than ids_max (nothing
+ * appended). */
+int tokenizer_encode(struct tokenizer *t, const char *text, size_t n_bytes, bool parse_special, int32_t *ids,
+                     size_t ids_max, size_t *n_ids, struct error *err);
+
+/* The bytes of one id; control tokens give 0 bytes. EBB_ERANGE: no such id. */
+int tokenizer_piece(const struct tokenizer *t, int32_t id, const char **bytes, size_t *n_bytes);
+
+/* Whole characters while streaming: add a piece, take what is complete UTF-8. Bytes that can never become a character pass
+ * through at once. flush gives what is left. `out` must hold pending (<= 3) + piece bytes. Returns bytes written. */
+struct utf8_stream {
+    unsigned char pending[4];
+    size_t n_pending;
+};
+size_t utf8_stream_add(struct utf8_stream *u, const char *bytes, size_t n_bytes, char *out);
+size_t utf8_stream_flush(struct utf8_stream *u, char *out);

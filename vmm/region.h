@@ -1,0 +1,32 @@
+/* vmm/region.h - a virtual range of one purpose, backed by pool segments where and when it holds any.
+ *
+ * The range is reserved once; its base address never changes. Index i covers bytes [i * segment_bytes, …). Any index may
+ * be backed or not. region_alloc_fixed() serves what is not elastic (dense weights, link buffers): created outside the pool,
+ * backed whole, for life.
+ */
+#pragma once
+#include "vmm/pool.h"
+
+struct region {
+    struct pool *pool; /* borrowed */
+    unsigned char *base;
+    size_t n_indexes; /* segments the range has room for */
+    size_t n_backed;
+    size_t *segment; /* owned [n_indexes]: the pool's segment number + 1, 0 = not backed */
+};
+
+int region_open(struct region *r, struct pool *pool, size_t n_indexes, struct error *err);
+void region_close(struct region *r); /* returns what is backed, gives the range back; zeroed region is fine */
+int region_back(struct region *r, size_t index, struct error *err);   /* borrows a free segment of the pool */
+int region_unback(struct region *r, size_t index, struct error *err); /* returns it */
+static inline bool region_is_backed(const struct region *r, size_t index) { return r->segment[index] != 0; }
+
+/* Memory for life: reserve + create + map + access of `bytes` rounded up to the granularity. */
+struct fixed_block {
+    struct vmm_driver *driver; /* borrowed; NULL = empty */
+    void *base;
+    size_t bytes;
+    vmm_handle handle;
+};
+int fixed_block_open(struct fixed_block *b, struct vmm_driver *driver, size_t bytes, struct error *err);
+void fixed_block_close(struct fixed_block *b);
