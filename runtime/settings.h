@@ -1,0 +1,65 @@
+/* runtime/settings.h - every setting of the engine in one table: key, flag, type, default, range, help.
+ *
+ * The table (settings.c) drives the flags' parser and --help; a YAML reader can join without touching the rest. A
+ * setting's key is its flag without the dashes. Threads: filled once at start, read-only afterwards. Strings are owned by the struct.
+ */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include "protocol/error.h"
+
+#define CARDS_MAX 64
+
+enum card_kind { CARD_CPU, CARD_CUDA };
+
+struct card_setting {
+    enum card_kind kind;
+    uint32_t ordinal;       /* the number within its kind: cpu:1 -> 1 */
+    char host[128];         /* "" = this host; from cpu:0@host */
+    uint64_t vram_mib;      /* capacity that may be used, 0 = the driver's default */
+    uint64_t reserve_mib;   /* the start's reserve */
+};
+
+enum on_eof { ON_EOF_FINISH, ON_EOF_CANCEL };
+
+struct settings {
+    char *model;              /* --model FILE */
+    struct card_setting cards[CARDS_MAX];
+    size_t n_cards;           /* --cards cpu:0,cpu:1 ; default cpu:0 */
+    char *split;              /* --split 0-3,4-7 | auto */
+    uint64_t segment_mib;     /* --segment-mib, 0 = chosen: 512, or less where a card cannot hold the floor with that */
+    uint32_t context;         /* --context: positions of one sequence, 0 = the model's, at most 8192 */
+    uint32_t parallel;        /* --parallel: sequences at once, 4 */
+    uint32_t kv_tokens;       /* --kv-tokens: positions of all sequences together, 0 = chosen */
+    uint32_t chunk;           /* --chunk: rows of a prompt step, 64 on CPU cards */
+    uint32_t threads;         /* --threads: per stage, 0 = the processors shared out among the run's CPU cards of this host */
+    char *kernels;            /* --kernels auto|avx2|reference|float */
+    char *kv;                 /* --kv f16|f32 (float kernels: f32) */
+    char *launch;             /* --launch TEMPLATE: how a stage is started; {stage} {host} {card}; "{stage}" */
+    char *name;               /* --name: of the control socket; default "ebbtide-<pid>" */
+    char *control;            /* --control PATH: of the control socket; "none" = no socket; default by name */
+    char *name_space;         /* --namespace: CPU cards of one namespace share their account; "default" */
+    char *log_level;          /* --log-level error|warn|info|debug */
+    enum on_eof on_eof;       /* --on-eof finish|cancel */
+    uint32_t stage_attempts;  /* --stage-attempts: restarts after a stage died, before its requests fail; 2 */
+
+    /* of a request made by `ebbtide run` */
+    uint32_t max_new;         /* --max-new, 256 */
+    double temperature, top_p, min_p; /* 0, 1, 0 */
+    uint32_t top_k;           /* 0 = all */
+    uint64_t seed;
+    bool ignore_eos;
+    char *output;             /* --output text|ids|jsonl */
+    char *prompt;             /* the bare argument, or read from -f/--file or stdin with "-" */
+    bool chat;                /* --chat: the prompt is a user's turn */
+};
+
+void settings_default(struct settings *s);
+void settings_free(struct settings *s);
+/* Reads flags (both `--key value` and `--key=value`). Bare arguments are left in argv order through bare[] (argc entries).
+ * EBB_EINVAL, EBB_ERANGE, EBB_EUNKNOWN_KEY (names the nearest). */
+int settings_parse(struct settings *s, int argc, char **argv, char **bare, size_t *n_bare, struct error *err);
+/* The flags of a command's --help, from the table. `groups`: which ("engine", "request", "output"). */
+void settings_help(FILE *out, const char *const *groups, size_t n_groups);
