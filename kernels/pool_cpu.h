@@ -1,0 +1,48 @@
+/* kernels/pool_cpu.h - internal to the room: the workers that share the loops inside CPU operations.
+ *
+ * A pool holds a fixed number of sleeping threads. A stream's thread posts one loop at a time and takes part in it;
+ * idle workers join whatever loops are open and take pieces by a shared counter. Who computes a piece never matters
+ * to the result: a body writes only what belongs to the items of its piece.
+ * Threads: pool_cpu_for() from any number of stream threads at once, each with its own loop; not from inside a body.
+ * Idle workers spin for a few microseconds at most, then sleep: other processes share these cores.
+ */
+#pragma once
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include "kernels/exec.h"
+
+struct pool_cpu;
+
+/* One open loop; lives in its stream, reused for every loop of it. Zero it once before the first use. */
+struct pool_cpu_loop {
+    struct pool_cpu_loop *next; /* in the pool's list while open; the pool's lock */
+    exec_cpu_range *body;
+    void *ctx;
+    size_t n, n_pieces;
+    _Atomic size_t piece_next;
+    _Atomic size_t n_inside; /* workers that joined and have not left; grows only while open */
+    bool owner_sleeps;       /* the pool's lock */
+};
+
+/* How often to look before sleeping: some microseconds of pause instructions. */
+#define CPU_SPINS 128
+
+static inline void cpu_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
+
+/* Starts a thread that no signal is delivered to: signals belong to the process's main thread. 0 or an errno. */
+int cpu_thread_start(void *(*run)(void *), void *arg, const char *name, unsigned long *thread);
+void cpu_thread_join(unsigned long thread);
+
+/* n_workers >= 0 threads. 0, EBB_ENOMEM (memory or a thread refused; nothing is left behind). */
+int pool_cpu_open(struct pool_cpu **p, int n_workers, struct error *err);
+void pool_cpu_close(struct pool_cpu *p); /* NULL is fine; no loop may be open */
+
+/* body over [0, n) in pieces of at least `grain` items (grain 0 counts as 1); returns when all ran. */
+void pool_cpu_for(struct pool_cpu *p, struct pool_cpu_loop *loop, size_t n, size_t grain,
+                  exec_cpu_range *body, void *ctx);

@@ -1,0 +1,108 @@
+/* set_cpu.c - the tables of CPU operations and the choice between them.
+ *
+ * Three constant tables: "reference" is plain C and defines the bits, "avx2" gives the same bits with AVX2, FMA and
+ * F16C, "float" measures (fp64 sums, activations not quantised). Operations without a faster form are shared.
+ * kernel_set_cpu() asks the processor (and through it the operating system) what it runs; nothing is kept, any
+ * thread may call. Refuses a set whose instructions the processor lacks.
+ */
+#include "kernels/ops_cpu.h"
+#include <string.h>
+
+static const struct kernel_set set_reference = {
+    .name = "reference",
+    .activation_bytes = activation_bytes_reference,
+    .experts_scratch_bytes = experts_scratch_bytes_reference,
+    .sample_scratch_bytes = sample_scratch_bytes_cpu,
+    .embed = embed_cpu,
+    .rmsnorm = rmsnorm_reference,
+    .quantize = quantize_reference,
+    .product = product_reference,
+    .rope_angles = rope_angles_cpu,
+    .head_rope = head_rope_reference,
+    .kv_store = kv_store_reference,
+    .attention = attention_reference,
+    .router = router_reference,
+    .experts = experts_reference,
+    .combine = combine_cpu,
+    .swiglu = swiglu_reference,
+    .gather = gather_cpu,
+    .sample = sample_cpu,
+    .top = top_cpu,
+};
+
+static const struct kernel_set set_avx2 = {
+    .name = "avx2",
+    .activation_bytes = activation_bytes_avx2,
+    .experts_scratch_bytes = experts_scratch_bytes_avx2,
+    .sample_scratch_bytes = sample_scratch_bytes_cpu,
+    .embed = embed_cpu,
+    .rmsnorm = rmsnorm_avx2,
+    .quantize = quantize_avx2,
+    .product = product_avx2,
+    .rope_angles = rope_angles_cpu,
+    .head_rope = head_rope_avx2,
+    .kv_store = kv_store_avx2,
+    .attention = attention_avx2,
+    .router = router_avx2,
+    .experts = experts_avx2,
+    .combine = combine_cpu,
+    .swiglu = swiglu_avx2,
+    .gather = gather_cpu,
+    .sample = sample_cpu,
+    .top = top_cpu,
+};
+
+static const struct kernel_set set_float = {
+    .name = "float",
+    .activation_bytes = activation_bytes_float,
+    .experts_scratch_bytes = experts_scratch_bytes_float,
+    .sample_scratch_bytes = sample_scratch_bytes_cpu,
+    .embed = embed_cpu,
+    .rmsnorm = rmsnorm_float,
+    .quantize = quantize_float,
+    .product = product_float,
+    .rope_angles = rope_angles_cpu,
+    .head_rope = head_rope_float,
+    .kv_store = kv_store_reference,
+    .attention = attention_float,
+    .router = router_float,
+    .experts = experts_float,
+    .combine = combine_cpu,
+    .swiglu = swiglu_float,
+    .gather = gather_cpu,
+    .sample = sample_cpu,
+    .top = top_cpu,
+};
+
+static bool processor_runs_avx2(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c");
+#else
+    return false;
+#endif
+}
+
+const struct kernel_set *kernel_set_cpu(const char *name, struct error *err)
+{
+    if (strcmp(name, "auto") == 0)
+        return processor_runs_avx2() ? &set_avx2 : &set_reference;
+    if (strcmp(name, "reference") == 0)
+        return &set_reference;
+    if (strcmp(name, "float") == 0)
+        return &set_float;
+    if (strcmp(name, "avx2") != 0) {
+        error_set(err, EBB_ENOENT, "kernel set: wants auto, reference, avx2 or float, got '%s'",
+                  name);
+        return NULL;
+    }
+    if (!processor_runs_avx2()) {
+        error_set(
+            err, EBB_EUNSUPPORTED,
+            "kernel set avx2: wants a processor with AVX2, FMA and F16C; this one lacks them");
+        return NULL;
+    }
+    return &set_avx2;
+}
