@@ -5,15 +5,13 @@
  * deep as it gets allocates nothing more. The stream's thread spins for microseconds, then sleeps; the control
  * thread never waits, except in stream_close() and close(), which let everything queued run first.
  *
- * A graph is a private copy of operations and is launched as one operation. Events, doorbells and graphs are counted:
- * queued work keeps them alive, so closing one that is still in flight is safe. An event counts its records; it is
- * done when the number of its last record has been reached. wake_fd is an eventfd that is written once until
- * wake_clear(): clear first, then ask the events.
+ * A graph is a private copy of operations, launched as one operation; a queued launch keeps it alive. Events and
+ * doorbells are in sync_cpu.c. wake_fd is an eventfd that is written once until wake_clear(): clear, then ask.
  *
- * Refuses: event records, waits, doorbells and graph launches inside a capture (EBB_EUNSUPPORTED). CPU operations cannot fail
- * once queued, so event_query() never reports a failure here.
+ * Refuses: a graph launch inside a capture (EBB_EUNSUPPORTED). CPU operations cannot fail once queued, so
+ * event_query() never reports a failure here.
  */
-#include "kernels/exec.h"
+#include "kernels/exec_cpu.h"
 #include "kernels/pool_cpu.h"
 #include <errno.h>
 #include <pthread.h>
@@ -79,25 +77,22 @@ struct exec_stream {
     unsigned long thread;
 };
 
-struct exec_event {
-    _Atomic size_t n_refs;
-    uint64_t n_recorded; /* control thread */
-    _Atomic uint64_t n_done;
-    pthread_mutex_t lock;
-    pthread_cond_t done;
-};
-
-struct exec_doorbell {
-    _Atomic size_t n_refs;
-    _Atomic uint64_t value;
-};
-
-static void wake(struct exec *e)
+void exec_cpu_wake(struct exec *e)
 {
     const uint64_t one = 1;
     if (!atomic_exchange(&e->woken, true))
         while (write(e->wake_fd, &one, sizeof one) < 0 && errno == EINTR)
             ;
+}
+
+struct exec *exec_cpu_of(const struct exec_stream *s)
+{
+    return s->e;
+}
+
+bool exec_cpu_capturing(const struct exec_stream *s)
+{
+    return s->capture != NULL;
 }
 
 static int cpu_wake_fd(struct exec *e)
@@ -276,98 +271,6 @@ static int cpu_fill(struct exec_stream *s, void *to, int byte, size_t bytes)
     return exec_cpu_push(s, fill_job, &c, sizeof c);
 }
 
-static int cpu_event_open(struct exec *e, struct exec_event **out, struct error *err)
-{
-    (void)e;
-    struct exec_event *event = calloc(1, sizeof *event);
-    if (event == NULL)
-        return error_set(err, EBB_ENOMEM, "cpu event: no memory");
-    pthread_mutex_init(&event->lock, NULL);
-    pthread_cond_init(&event->done, NULL);
-    atomic_store(&event->n_refs, 1);
-    *out = event;
-    return 0;
-}
-
-static void cpu_event_close(struct exec_event *event)
-{
-    if (event == NULL || atomic_fetch_sub(&event->n_refs, 1) != 1)
-        return;
-    pthread_cond_destroy(&event->done);
-    pthread_mutex_destroy(&event->lock);
-    free(event);
-}
-
-struct event_op {
-    struct exec *e;
-    struct exec_event *event; /* counted */
-    uint64_t number;
-};
-
-static int event_push(struct exec_stream *s, exec_cpu_job *job, struct exec_event *event,
-                      uint64_t number)
-{
-    struct event_op op = {s->e, event, number};
-    if (s->capture != NULL)
-        return EBB_EUNSUPPORTED;
-    atomic_fetch_add(&event->n_refs, 1);
-    int rc = exec_cpu_push(s, job, &op, sizeof op);
-    if (rc != 0)
-        atomic_fetch_sub(&event->n_refs, 1);
-    return rc;
-}
-
-/* Records on two streams may finish in either order; the last record alone decides, so the number only rises. */
-static void event_record_job(const void *args, struct exec_cpu_worker *w)
-{
-    (void)w;
-    const struct event_op *op = args;
-    struct exec_event *event = op->event;
-    pthread_mutex_lock(&event->lock);
-    if (atomic_load(&event->n_done) < op->number)
-        atomic_store(&event->n_done, op->number);
-    pthread_cond_broadcast(&event->done);
-    pthread_mutex_unlock(&event->lock);
-    wake(op->e);
-    cpu_event_close(event);
-}
-
-static int cpu_event_record(struct exec_event *event, struct exec_stream *s)
-{
-    int rc = event_push(s, event_record_job, event, event->n_recorded + 1);
-    if (rc == 0)
-        event->n_recorded++;
-    return rc;
-}
-
-static int cpu_event_query(struct exec_event *event)
-{
-    return atomic_load(&event->n_done) >= event->n_recorded;
-}
-
-static void stream_wait_job(const void *args, struct exec_cpu_worker *w)
-{
-    (void)w;
-    const struct event_op *op = args;
-    struct exec_event *event = op->event;
-    for (int i = 0; i < CPU_SPINS && atomic_load(&event->n_done) < op->number; i++)
-        cpu_relax();
-    if (atomic_load(&event->n_done) < op->number) {
-        pthread_mutex_lock(&event->lock);
-        while (atomic_load(&event->n_done) < op->number)
-            pthread_cond_wait(&event->done, &event->lock);
-        pthread_mutex_unlock(&event->lock);
-    }
-    cpu_event_close(event);
-}
-
-static int cpu_stream_wait(struct exec_stream *s, struct exec_event *event)
-{
-    if (s->capture == NULL && cpu_event_query(event))
-        return 0;
-    return event_push(s, stream_wait_job, event, event->n_recorded);
-}
-
 static void cpu_graph_close(struct exec_graph *g)
 {
     if (g == NULL || atomic_fetch_sub(&g->n_refs, 1) != 1)
@@ -425,55 +328,6 @@ static int cpu_graph_launch(struct exec_graph *graph, struct exec_stream *s)
     if (rc != 0)
         atomic_fetch_sub(&graph->n_refs, 1);
     return rc;
-}
-
-static int cpu_doorbell_open(struct exec *e, struct exec_doorbell **bell, struct error *err)
-{
-    (void)e;
-    struct exec_doorbell *b = calloc(1, sizeof *b);
-    if (b == NULL)
-        return error_set(err, EBB_ENOMEM, "cpu doorbell: no memory");
-    atomic_store(&b->n_refs, 1);
-    *bell = b;
-    return 0;
-}
-
-static void cpu_doorbell_close(struct exec_doorbell *bell)
-{
-    if (bell != NULL && atomic_fetch_sub(&bell->n_refs, 1) == 1)
-        free(bell);
-}
-
-struct ring_op {
-    struct exec *e;
-    struct exec_doorbell *bell; /* counted */
-    uint64_t value;
-};
-
-static void ring_job(const void *args, struct exec_cpu_worker *w)
-{
-    (void)w;
-    const struct ring_op *op = args;
-    atomic_store(&op->bell->value, op->value);
-    wake(op->e);
-    cpu_doorbell_close(op->bell);
-}
-
-static int cpu_doorbell_ring(struct exec_doorbell *bell, struct exec_stream *s, uint64_t value)
-{
-    struct ring_op op = {s->e, bell, value};
-    if (s->capture != NULL)
-        return EBB_EUNSUPPORTED;
-    atomic_fetch_add(&bell->n_refs, 1);
-    int rc = exec_cpu_push(s, ring_job, &op, sizeof op);
-    if (rc != 0)
-        atomic_fetch_sub(&bell->n_refs, 1);
-    return rc;
-}
-
-static uint64_t cpu_doorbell_read(const struct exec_doorbell *bell)
-{
-    return atomic_load(&bell->value);
 }
 
 static int cpu_host_register(struct exec *e, const void *base, size_t bytes, struct error *err)
@@ -592,11 +446,11 @@ const struct exec_driver exec_cpu = {
     .close = cpu_close,
     .stream_open = cpu_stream_open,
     .stream_close = cpu_stream_close,
-    .event_open = cpu_event_open,
-    .event_close = cpu_event_close,
-    .event_record = cpu_event_record,
-    .event_query = cpu_event_query,
-    .stream_wait = cpu_stream_wait,
+    .event_open = sync_cpu_event_open,
+    .event_close = sync_cpu_event_close,
+    .event_record = sync_cpu_event_record,
+    .event_query = sync_cpu_event_query,
+    .stream_wait = sync_cpu_stream_wait,
     .copy = cpu_copy,
     .fill = cpu_fill,
     .capture_begin = cpu_capture_begin,
@@ -605,10 +459,10 @@ const struct exec_driver exec_cpu = {
     .graph_close = cpu_graph_close,
     .host_register = cpu_host_register,
     .host_unregister = cpu_host_unregister,
-    .doorbell_open = cpu_doorbell_open,
-    .doorbell_close = cpu_doorbell_close,
-    .doorbell_ring = cpu_doorbell_ring,
-    .doorbell_read = cpu_doorbell_read,
+    .doorbell_open = sync_cpu_doorbell_open,
+    .doorbell_close = sync_cpu_doorbell_close,
+    .doorbell_ring = sync_cpu_doorbell_ring,
+    .doorbell_read = sync_cpu_doorbell_read,
     .wake_fd = cpu_wake_fd,
     .wake_clear = cpu_wake_clear,
 };
