@@ -3,6 +3,7 @@
  */
 #pragma once
 #include <stdint.h>
+#include "vmm/driver.h"
 
 enum ledger_owner {
     LEDGER_WEIGHTS, LEDGER_KV, LEDGER_CACHE, LEDGER_WORKSPACE, LEDGER_STREAM, LEDGER_LINK, LEDGER_BLAS, LEDGER_CONTEXT,
@@ -17,3 +18,6 @@ struct ledger {
 
 /* "weights", "kv", "cache", "workspace", "stream", "link", "blas", "context". */
 const char *ledger_owner_name(enum ledger_owner owner);
+
+/* Fills everything but owned_bytes from what the driver counts now. */
+void ledger_settle(struct ledger *ledger, const struct vmm_memory *memory);

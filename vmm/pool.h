@@ -20,6 +20,7 @@
 struct pool_segment {
     vmm_handle handle; /* 0 = not held */
     void *mapped_at;   /* NULL = free */
+    bool is_owed;      /* nobody uses it, but the driver would not unmap it yet: asked again at the next call */
 };
 
 struct pool {
@@ -28,6 +29,7 @@ struct pool {
     size_t n_held, n_free;     /* segments */
     struct pool_segment *segments; /* owned, n_capacity entries */
     size_t n_capacity;
+    size_t n_owed;             /* of those lent */
 };
 
 /* An empty pool for at most n_capacity segments. EBB_EINVAL (a size or count of 0), EBB_ENOMEM. */
@@ -42,6 +44,9 @@ int pool_hold(struct pool *p, size_t n_wanted, size_t *reached, struct error *er
 /* Maps a free segment at `base` (reserved by the caller). *segment is its number. EBB_EBUSY when none is free. */
 int pool_lend(struct pool *p, void *base, size_t *segment, struct error *err);
 int pool_take_back(struct pool *p, size_t segment, struct error *err);
+/* For a borrower that ends: never fails. Where the driver refuses to unmap now, the segment counts as lent and the pool
+ * asks again at every later call. */
+void pool_take_back_later(struct pool *p, size_t segment);
 
 /* How many segments must leave so that at least `reserve` bytes are free, rounded up; and how many may come so that
  * `reserve` stays free, rounded down. 12000 MiB asked with 8292 free and 512 MiB segments: 8 leave, never 7. */

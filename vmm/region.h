@@ -1,7 +1,7 @@
 /* vmm/region.h - a virtual range of one purpose, backed by pool segments where and when it holds any.
  *
  * The range is reserved once; its base address never changes. Index i covers bytes [i * segment_bytes, …). Any index may
- * be backed or not. region_alloc_fixed() serves what is not elastic (dense weights, link buffers): created outside the pool,
+ * be backed or not. fixed_block_open() serves what is not elastic (dense weights, link buffers): created outside the pool,
  * backed whole, for life.
  */
 #pragma once
