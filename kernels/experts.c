@@ -1,0 +1,146 @@
+/* kernels/experts.c - the routed experts of a launch, for the reference and AVX2 sets.
+ *
+ * A job sorts its (row, rank) pairs by expert, so that an expert's weights are unpacked once for all rows that use it,
+ * and then runs two loops with one barrier between them:
+ *   1. expert x 32 hidden values: gate and up products, SwiGLU, and at once the quantisation of those 32 values, which
+ *      are one block of NUMERICS rule 1;
+ *   2. expert x 8 outputs: the down product of every pair, stored at outputs[row][rank].
+ * A pair's bits depend on its own row and expert alone. Addresses, heat and hits are touched only by the job, on the
+ * stream's thread or between its two barriers. All memory is the caller's scratch. Ids outside 0..n_experts - 1 are
+ * skipped like -1. Refuses types and widths without kernels, and more than EXPERTS_USED_MAX ranks.
+ */
+#include <assert.h>
+#include "kernels/experts_plan.h"
+#include "kernels/ops_cpu.h"
+#include "kernels/tile.h"
+
+size_t experts_scratch_bytes_reference(size_t n_rows, size_t n_used, size_t n_experts,
+                                       size_t d_model, size_t d_expert)
+{
+    (void)d_model;
+    return experts_plan_bytes(n_rows, n_used, n_experts) +
+           n_rows * n_used * activation_row_bytes(d_expert);
+}
+
+size_t experts_scratch_bytes_avx2(size_t n_rows, size_t n_used, size_t n_experts, size_t d_model,
+                                  size_t d_expert)
+{
+    return experts_scratch_bytes_reference(n_rows, n_used, n_experts, d_model, d_expert);
+}
+
+struct experts_job {
+    struct experts_args args;
+    const struct tile_ops *ops;
+    struct experts_plan plan;
+    void *hidden; /* [n_rows * n_used][activation_row_bytes(d_expert)], by place in plan.pairs */
+};
+
+/* The activations of places [place, place + n) of the plan: the rows of x that they read. */
+static void inputs_find(const struct experts_job *job, size_t place, size_t n, struct activation *x)
+{
+    const struct experts_args *p = &job->args;
+    for (size_t i = 0; i < n; i++)
+        x[i] = activation_at(p->a, p->d_model, job->plan.pairs[place + i] / p->n_used);
+}
+
+/* Hidden values [32 * block, 32 * block + 32) of n places, from their gate and up products to their quantised block. */
+static void hidden_block(const struct experts_job *job, const struct tile_matrix m[2], size_t block,
+                         size_t place, size_t n)
+{
+    struct activation x[TILE_ROWS];
+    float part[TILE_ROWS][TILE_OUTPUTS], both[2][TILE_ROWS][ACTIVATION_BLOCK];
+
+    inputs_find(job, place, n, x);
+    for (size_t which = 0; which < 2; which++)
+        for (size_t i = 0; i < ACTIVATION_BLOCK; i += TILE_OUTPUTS) {
+            job->ops->product(&m[which], ACTIVATION_BLOCK * block + i, TILE_OUTPUTS, x, n, part);
+            for (size_t r = 0; r < n; r++)
+                memcpy(&both[which][r][i], part[r], sizeof part[r]);
+        }
+    for (size_t r = 0; r < n; r++) {
+        struct activation a = activation_at(job->hidden, job->args.d_expert, place + r);
+        struct activation at = {a.q + ACTIVATION_BLOCK * block, a.d + block, a.sx + block};
+        job->ops->swiglu(both[0][r], both[1][r], both[0][r], ACTIVATION_BLOCK);
+        job->ops->quantize(both[0][r], 1, at);
+    }
+}
+
+static void hidden_range(void *ctx, size_t first, size_t last)
+{
+    const struct experts_job *job = ctx;
+    const struct experts_args *p = &job->args;
+    size_t n_blocks = p->d_expert / ACTIVATION_BLOCK;
+    for (size_t item = first; item < last; item++) {
+        const struct experts_group *g = &job->plan.groups[item / n_blocks];
+        const struct tile_matrix m[2] = {
+            tile_matrix(p->gate_type, p->addresses[g->expert].gate, p->d_model),
+            tile_matrix(p->up_type, p->addresses[g->expert].up, p->d_model)};
+        for (size_t place = g->first; place < g->last; place += TILE_ROWS)
+            hidden_block(job, m, item % n_blocks, place,
+                         g->last - place < TILE_ROWS ? g->last - place : TILE_ROWS);
+    }
+}
+
+/* Outputs [out, out + n_out) of n places. */
+static void down_tile(const struct experts_job *job, const struct tile_matrix *m, size_t out,
+                      size_t place, size_t n)
+{
+    const struct experts_args *p = &job->args;
+    size_t n_out = p->d_model - out < TILE_OUTPUTS ? p->d_model - out : TILE_OUTPUTS;
+    struct activation x[TILE_ROWS];
+    float y[TILE_ROWS][TILE_OUTPUTS];
+    for (size_t r = 0; r < n; r++)
+        x[r] = activation_at(job->hidden, p->d_expert, place + r);
+    job->ops->product(m, out, n_out, x, n, y);
+    for (size_t r = 0; r < n; r++)
+        memcpy(p->outputs + job->plan.pairs[place + r] * p->d_model + out, y[r],
+               n_out * sizeof(float));
+}
+
+static void down_range(void *ctx, size_t first, size_t last)
+{
+    const struct experts_job *job = ctx;
+    const struct experts_args *p = &job->args;
+    size_t n_tiles = (p->d_model + TILE_OUTPUTS - 1) / TILE_OUTPUTS;
+    for (size_t item = first; item < last; item++) {
+        const struct experts_group *g = &job->plan.groups[item / n_tiles];
+        struct tile_matrix m = tile_matrix(p->down_type, p->addresses[g->expert].down, p->d_expert);
+        for (size_t place = g->first; place < g->last; place += TILE_ROWS)
+            down_tile(job, &m, item % n_tiles * TILE_OUTPUTS, place,
+                      g->last - place < TILE_ROWS ? g->last - place : TILE_ROWS);
+    }
+}
+
+static void experts_run(const void *args, struct exec_cpu_worker *w)
+{
+    struct experts_job job = *(const struct experts_job *)args;
+    const struct experts_args *p = &job.args;
+    experts_plan_make(&job.plan, p);
+    experts_plan_count(&job.plan, p);
+    size_t n_groups = job.plan.n_groups;
+    if (n_groups == 0)
+        return;
+    size_t n_tiles = (p->d_model + TILE_OUTPUTS - 1) / TILE_OUTPUTS;
+    size_t rows = job.plan.n_pairs / n_groups; /* of an average expert */
+    exec_cpu_parallel_for(w, n_groups * (p->d_expert / ACTIVATION_BLOCK),
+                          tile_grain(2 * ACTIVATION_BLOCK, p->d_model, rows), hidden_range, &job);
+    exec_cpu_parallel_for(w, n_groups * n_tiles, tile_grain(TILE_OUTPUTS, p->d_expert, rows),
+                          down_range, &job);
+}
+
+int experts_push(const struct experts_args *args, const struct tile_ops *ops, struct exec_stream *s)
+{
+    struct experts_job job = {.args = *args, .ops = ops};
+    if (!tile_type(args->gate_type) || !tile_type(args->up_type) || !tile_type(args->down_type) ||
+        tensor_row_bytes(args->gate_type, args->d_model) == 0 ||
+        tensor_row_bytes(args->up_type, args->d_model) == 0 ||
+        tensor_row_bytes(args->down_type, args->d_expert) == 0 || args->n_used > EXPERTS_USED_MAX)
+        return EBB_EUNSUPPORTED;
+    if (args->n_rows == 0 || args->n_used == 0)
+        return EBB_OK;
+    assert(args->a != NULL && args->scratch != NULL);
+    experts_plan_place(&job.plan, args->scratch, args->n_rows, args->n_used);
+    job.hidden =
+        (uint8_t *)args->scratch + experts_plan_bytes(args->n_rows, args->n_used, args->n_experts);
+    return exec_cpu_push(s, experts_run, &job, sizeof job);
+}

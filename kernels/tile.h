@@ -1,0 +1,69 @@
+/* kernels/tile.h - what the reference and the AVX2 set do differently for quantised weights. Internal to the room.
+ *
+ * Products and experts are the same walk over the same tiles in both sets (product.c, experts.c): a tile is up to
+ * eight outputs times up to TILE_ROWS rows of activations. A set fills this table with its own inner loops, and they
+ * give the same bits: NUMERICS tier 1 fixes every operation.
+ */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "kernels/activation.h"
+#include "kernels/kernels.h"
+
+#define TILE_OUTPUTS 8
+#define TILE_ROWS    32
+
+/* One matrix of quantised weights, borrowed. */
+struct tile_matrix {
+    uint32_t type;
+    const uint8_t *weights; /* [..][n_in] of type */
+    size_t n_in;
+    size_t row_bytes; /* tensor_row_bytes(type, n_in) */
+};
+
+struct tile_ops {
+    /* y[r][i] = the element of output `out + i`, i < n_out <= TILE_OUTPUTS, for r < n_rows <= TILE_ROWS; y[r][i] with
+     * i >= n_out is some number. x[r] are rows of m->n_in values. */
+    void (*product)(const struct tile_matrix *m, size_t out, size_t n_out,
+                    const struct activation *x, size_t n_rows, float (*y)[TILE_OUTPUTS]);
+    /* Quantises the n_blocks * 32 values of x to the start of the parts of `a`. */
+    void (*quantize)(const float *x, size_t n_blocks, struct activation a);
+    /* y[i] = silu(gate[i]) * up[i], i < n. y may be gate. */
+    void (*swiglu)(const float *gate, const float *up, float *y, size_t n);
+    /* The outputs [first, last) of a product with F32 or F16 weights. */
+    void (*unquantised)(const struct product_args *args, size_t first, size_t last);
+};
+
+extern const struct tile_ops tile_ops_reference, tile_ops_avx2;
+
+/* Launchers over a set's table. */
+int quantize_push(const struct quantize_args *args, const struct tile_ops *ops,
+                  struct exec_stream *s);
+int product_push(const struct product_args *args, const struct tile_ops *ops,
+                 struct exec_stream *s);
+int experts_push(const struct experts_args *args, const struct tile_ops *ops,
+                 struct exec_stream *s);
+int swiglu_push(const struct swiglu_args *args, const struct tile_ops *ops, struct exec_stream *s);
+
+/* True for the types with a tile product. */
+static inline bool tile_type(uint32_t type)
+{
+    return type == TENSOR_Q8_0 || type == TENSOR_Q4_K || type == TENSOR_Q6_K;
+}
+
+/* The matrix [..][n_in] of a tile type; n_in is a whole number of its blocks. */
+static inline struct tile_matrix tile_matrix(uint32_t type, const void *weights, size_t n_in)
+{
+    struct tile_matrix m = {type, weights, n_in, tensor_row_bytes(type, n_in)};
+    return m;
+}
+
+/* How many tiles of `outputs` outputs make a piece worth waking a thread for: about ten microseconds of work, where
+ * unpacking a weight costs as much as using it three times. */
+static inline size_t tile_grain(size_t outputs, size_t n_in, size_t n_rows)
+{
+    const size_t piece = 512 * 1024;
+    size_t cost = outputs * n_in * (n_rows + 3);
+    return cost >= piece ? 1 : piece / (cost + 1) + 1;
+}
