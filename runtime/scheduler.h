@@ -1,0 +1,115 @@
+/* runtime/scheduler.h - what to run next: sequences, prompt chunks, micro-batches, KV credits, prefix reuse.
+ *
+ * Pure: no process, no clock, no descriptor. The engine submits sequences, asks for orders and sends each to every stage in
+ * the order given (FORK, DROP and steps take their place in one order), and reports the tokens and the steps' ends.
+ *
+ *   admission   first come, first served, at most `parallel`; a sequence starts when blocks for all its positions are promised
+ *   prompt      chunks of at most `chunk` rows, each a step of its own; chunk k+1 may be in flight before k is answered
+ *   decode      one row a sequence; with n sequences and S stages, S groups of about n/S rows are in flight
+ *   run-ahead   the next row of a sequence may name the token of a step still in flight (@step.row); what overran an end is
+ *               discarded here: a token that comes for an ended sequence belongs to nobody
+ *   donors      an ended sequence stays while nobody needs its blocks; a new one forks the longest common prefix
+ *
+ * Prompt steps and decode steps alternate when both wait. Lifetime: a sequence given back by submit() is the scheduler's; the
+ * caller may use it until scheduler_end(). Nothing is allocated after submit().
+ */
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+#include "protocol/error.h"
+#include "runtime/kv_credit.h"
+
+struct sched_shape {
+    uint32_t n_stages, parallel; /* stages in the pipeline; sequences at once */
+    uint32_t n_slots;            /* sequence numbers a stage knows, donors included; > parallel */
+    uint32_t chunk;              /* rows of a step at most */
+    uint32_t context;            /* positions of one sequence at most */
+    uint32_t n_blocks, block_tokens;
+    bool run_ahead;
+};
+
+enum sched_state { SEQ_WAITING, SEQ_LIVE, SEQ_DONOR };
+
+struct sched_step;
+
+struct sched_seq {
+    enum sched_state state;
+    uint32_t slot;            /* the number stages know it by, while not waiting */
+    void *owner;              /* the caller's; NULL in a donor */
+    int32_t *tokens;          /* owned [n_max]: prompt, then what was generated */
+    uint32_t n_tokens, n_max; /* known; at most */
+    uint32_t
+        n_prefill;  /* positions to be run as prompt: the prompt, on a replay all that is known */
+    uint32_t n_fed; /* positions that stages have or will have run */
+    uint32_t n_sampling;          /* tokens asked for and not yet known */
+    uint32_t n_reused;            /* positions that came from a donor */
+    uint32_t top;                 /* > 0: scored, want=top:<top>; nothing is sampled */
+    struct sched_step *last_step; /* the step that samples the newest unknown token */
+    uint32_t last_row;
+    uint64_t turn;                 /* when it was last served; for a donor: last used */
+    uint64_t order;                /* of submission */
+    struct kv_holding holding;     /* block credits */
+    struct sched_seq *prev, *next; /* of the list of its state */
+};
+
+struct sched_run {
+    struct sched_seq *seq; /* NULL: ended meanwhile, its results are nobody's */
+    void *owner; /* whom to charge hits to; NULL like seq, but outlives it for the last step */
+    uint32_t slot, pos, n_rows, row_first;
+    bool is_prompt, wants_token, is_reference;
+    uint64_t ref_step; /* is_reference: the one row's token is @ref_step.ref_row */
+    uint32_t ref_row;
+};
+
+struct sched_step {
+    uint64_t id; /* 0: unused */
+    uint32_t n_rows, n_runs;
+    bool is_prompt, tokens_came;
+    uint64_t ran; /* bit per stage */
+    uint64_t mark;
+    struct sched_run *runs; /* owned [parallel] */
+};
+
+enum sched_order_kind { ORDER_START, ORDER_FORK, ORDER_DROP, ORDER_STEP };
+
+struct sched_order {
+    enum sched_order_kind kind;
+    struct sched_seq *seq;   /* START: it was admitted (again, after a reset) */
+    uint32_t new_slot, slot; /* FORK new old; DROP slot */
+    uint32_t n;              /* FORK */
+    struct sched_step *step; /* STEP */
+};
+
+struct scheduler;
+
+int scheduler_open(struct scheduler **s, const struct sched_shape *shape, struct error *err);
+void scheduler_close(struct scheduler *s);
+
+/* Queues a sequence: a copy of the prompt, n_max positions in all at most (prompt included; clipped to the context). `top` > 0
+ * scores the prompt. EBB_ERANGE: can never fit; EBB_ENOMEM. */
+int scheduler_submit(struct scheduler *s, void *owner, const int32_t *prompt, uint32_t n_prompt,
+                     uint32_t n_max, uint32_t top, struct sched_seq **out, struct error *err);
+
+/* The sequence's request is over. last_step: the id of the step whose hits still count for the owner, 0 none. The sequence
+ * becomes a donor or is dropped; the pointer must not be used afterwards. */
+void scheduler_end(struct scheduler *s, struct sched_seq *seq, uint64_t last_step);
+
+/* The next order to send, false: nothing to do until something is reported. */
+bool scheduler_next(struct scheduler *s, struct sched_order *out);
+
+struct sched_step *scheduler_step(struct scheduler *s, uint64_t id); /* in flight, else NULL */
+/* A sampled token. EBB_EPEER: no such step or row, or it came before. *seq NULL: it overran an end, discard. */
+int scheduler_token(struct scheduler *s, struct sched_step *step, uint32_t row, int32_t id,
+                    struct sched_seq **seq, struct error *err);
+/* Stage `stage` has run the step. true: all have, and its tokens came; the caller looks at its runs, then retires it. */
+bool scheduler_ran(struct scheduler *s, struct sched_step *step, uint32_t stage);
+void scheduler_retire(struct scheduler *s, struct sched_step *step);
+
+/* The stages have forgotten everything: steps in flight and donors are gone, live sequences wait at the front to be run again from
+ * position 0 over all tokens known so far. */
+void scheduler_reset(struct scheduler *s);
+
+struct sched_counts {
+    uint32_t n_waiting, n_live, n_donors, n_steps, n_blocks_free;
+};
+struct sched_counts scheduler_counts(const struct scheduler *s);
