@@ -10,6 +10,7 @@
  * skipped like -1. Refuses types and widths without kernels, and more than EXPERTS_USED_MAX ranks.
  */
 #include <assert.h>
+#include <string.h>
 #include "kernels/experts_plan.h"
 #include "kernels/ops_cpu.h"
 #include "kernels/tile.h"

@@ -7,6 +7,7 @@
 #include "kernels/float_tile.h"
 #include <assert.h>
 #include <math.h>
+#include <string.h>
 #include "kernels/dequantise.h"
 #include "kernels/ops_cpu.h"
 #include "kernels/tile.h"

@@ -7,6 +7,7 @@
  * -mavx2 -mfma -mf16c and called only where set_cpu.c has found all three.
  */
 #include <assert.h>
+#include <string.h>
 #include "kernels/expf_avx2.h"
 #include "kernels/ops_cpu.h"
 #include "kernels/tile.h"

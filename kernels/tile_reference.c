@@ -6,6 +6,7 @@
  */
 #include <assert.h>
 #include <math.h>
+#include <string.h>
 #include "kernels/blocks.h"
 #include "kernels/expf.h"
 #include "kernels/ops_cpu.h"
