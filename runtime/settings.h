@@ -52,8 +52,16 @@ struct settings {
     uint64_t seed;
     bool ignore_eos;
     char *output;             /* --output text|ids|jsonl */
-    char *prompt;             /* the bare argument, or read from -f/--file or stdin with "-" */
+    char *prompt;             /* the bare argument or --text; NULL: none */
+    char *prompt_file;        /* -f/--file: the prompt's file, "-" = stdin; NULL: none */
     bool chat;                /* --chat: the prompt is a user's turn */
+
+    /* of ids given as numbers: `ebbtide score`, and `run` in place of a prompt */
+    char *ids;                /* --ids 1,2,3 */
+    char *ids_file;           /* --ids-file FILE, "-" = stdin */
+    uint32_t score_top;       /* --top, 5 */
+
+    bool help;                /* -h/--help was met: parsing ended there, nothing else counts */
 };
 
 void settings_default(struct settings *s);
@@ -61,5 +69,8 @@ void settings_free(struct settings *s);
 /* Reads flags (both `--key value` and `--key=value`). Bare arguments are left in argv order through bare[] (argc entries).
  * EBB_EINVAL, EBB_ERANGE, EBB_EUNKNOWN_KEY (names the nearest). */
 int settings_parse(struct settings *s, int argc, char **argv, char **bare, size_t *n_bare, struct error *err);
-/* The flags of a command's --help, from the table. `groups`: which ("engine", "request", "output"). */
+/* The same for a command that has only the flags of these groups: another group's flag is refused by name. */
+int settings_parse_groups(struct settings *s, const char *const *groups, size_t n_groups, int argc, char **argv,
+                          char **bare, size_t *n_bare, struct error *err);
+/* The flags of a command's --help, from the table. `groups`: which ("engine", "request", "output", "prompt", "ids", "score", "common"). */
 void settings_help(FILE *out, const char *const *groups, size_t n_groups);

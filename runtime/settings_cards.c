@@ -1,0 +1,133 @@
+/* runtime/settings_cards.c - the settings whose text has a form of its own: cards, the launch template, names, ids.
+ *
+ * Pure checks of text. A card's host ends up in a command line by way of the launch template, so its letters are few and
+ * it never begins with a dash.
+ */
+#include "runtime/settings_table.h"
+
+#include <string.h>
+
+#include "protocol/message.h"
+
+#define ORDINAL_MAX 4095
+
+static const char letters_of_a_name[] =
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
+static const char letters_of_a_host[] =
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-:@[]%";
+
+static int card_kind_find(const char *name, size_t n_bytes, enum card_kind *kind)
+{
+    static const char *const names[] = {[CARD_CPU] = "cpu", [CARD_CUDA] = "cuda"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strlen(names[i]) == n_bytes && memcmp(names[i], name, n_bytes) == 0) {
+            *kind = (enum card_kind)i;
+            return 0;
+        }
+    }
+    return EBB_EINVAL;
+}
+
+/* "cpu:0" or "cpu:0@host"; text is a copy that may be cut. */
+static int card_parse(struct card_setting *card, char *text)
+{
+    char *host = strchr(text, '@');
+    char *ordinal = strchr(text, ':');
+    uint64_t number;
+    memset(card, 0, sizeof *card);
+    if (ordinal == NULL || (host != NULL && ordinal > host))
+        return EBB_EINVAL;
+    if (host != NULL) {
+        *host++ = '\0';
+        if (host[0] == '\0' || host[0] == '-' || host[strspn(host, letters_of_a_host)] != '\0' ||
+            strlen(host) >= sizeof card->host)
+            return EBB_EINVAL;
+        memcpy(card->host, host, strlen(host) + 1);
+    }
+    *ordinal++ = '\0';
+    if (card_kind_find(text, strlen(text), &card->kind) != 0 ||
+        parse_u64(ordinal, 0, ORDINAL_MAX, &number) != 0)
+        return EBB_EINVAL;
+    card->ordinal = (uint32_t)number;
+    return 0;
+}
+
+static bool card_is_same(const struct card_setting *a, const struct card_setting *b)
+{
+    return a->kind == b->kind && a->ordinal == b->ordinal && strcmp(a->host, b->host) == 0;
+}
+
+/* Replaces the cards of s; on failure they stay as they were. */
+int cards_parse(struct settings *s, const char *list, struct error *err)
+{
+    struct card_setting cards[CARDS_MAX];
+    size_t n_cards = 0;
+    char text[192];
+    for (const char *cursor = list;; cursor++) {
+        size_t n_bytes = strcspn(cursor, ",");
+        int shown = (int)(n_bytes < sizeof text - 1 ? n_bytes : sizeof text - 1);
+        if (n_cards == CARDS_MAX)
+            return error_set(err, EBB_ERANGE, "--cards: wanted at most %d cards, got more",
+                             CARDS_MAX);
+        (void)snprintf(text, sizeof text, "%.*s", shown, cursor);
+        if (n_bytes >= sizeof text || card_parse(&cards[n_cards], text) != 0)
+            return error_set(err, EBB_EINVAL,
+                             "--cards: wanted a list like cpu:0,cpu:1,cuda:0,cpu:0@host "
+                             "(numbers up to %d), got '%.*s' as card %zu",
+                             ORDINAL_MAX, shown, cursor, n_cards);
+        for (size_t i = 0; i < n_cards; i++)
+            if (card_is_same(&cards[i], &cards[n_cards]))
+                return error_set(err, EBB_EINVAL,
+                                 "--cards: wanted every card once, got '%.*s' as card %zu and %zu",
+                                 shown, cursor, i, n_cards);
+        n_cards++;
+        cursor += n_bytes;
+        if (*cursor == '\0')
+            break;
+    }
+    memcpy(s->cards, cards, n_cards * sizeof cards[0]);
+    s->n_cards = n_cards;
+    return 0;
+}
+
+int launch_check(const char *value, struct error *err)
+{
+    static const char *const fields[] = {"{stage}", "{host}", "{card}"};
+    for (const char *brace = strchr(value, '{'); brace != NULL; brace = strchr(brace + 1, '{')) {
+        bool known = false;
+        for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+            known = known || strncmp(brace, fields[i], strlen(fields[i])) == 0;
+        if (!known)
+            return error_set(err, EBB_EINVAL,
+                             "wanted the fields {stage}, {host}, {card}, got '%.*s'",
+                             (int)strcspn(brace, "} "), brace);
+    }
+    if (strstr(value, "{stage}") == NULL)
+        return error_set(err, EBB_EINVAL, "wanted a command with {stage} in it, got '%s'", value);
+    return 0;
+}
+
+int plain_name_check(const char *value, struct error *err)
+{
+    size_t n_bytes = strlen(value);
+    if (n_bytes == 0 || n_bytes > 64 || value[0] == '.' || value[0] == '-' ||
+        value[strspn(value, letters_of_a_name)] != '\0')
+        return error_set(err, EBB_EINVAL,
+                         "wanted 1 to 64 of A-Z a-z 0-9 . _ - (not . or - first), got '%s'", value);
+    return 0;
+}
+
+int ids_check(const char *value, struct error *err)
+{
+    const char *cursor = value;
+    struct error why = {0};
+    int32_t id;
+    int got = ids_next(&cursor, INT32_MAX, &id, &why);
+    if (got == 0)
+        return error_set(err, EBB_EINVAL, "wanted token ids like 1,2,3, got none");
+    while (got > 0)
+        got = ids_next(&cursor, INT32_MAX, &id, &why);
+    if (got < 0)
+        return error_set(err, got, "wanted token ids like 1,2,3: %s", why.text);
+    return 0;
+}
