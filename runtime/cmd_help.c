@@ -1,0 +1,130 @@
+/* runtime/cmd_help.c - the table of commands and every page of help.
+ *
+ * Flags come from the settings' table and the exit statuses from theirs, so a page cannot say what the program does not
+ * do. Help asked for goes to stdout, help given for want of a command to stderr.
+ */
+#include "runtime/commands.h"
+
+#include <string.h>
+
+static const char *const run_groups[] = {"engine", "prompt", "ids", "request",
+                                         "output", "common", NULL};
+static const char *const serve_groups[] = {"engine", "common", NULL};
+static const char *const score_groups[] = {"engine", "ids", "score", "common", NULL};
+
+static const struct command commands[] = {
+    {
+        .name = "run",
+        .summary = "generate text from a prompt",
+        .usage = "-m FILE [flags] [\"prompt\"]",
+        .details =
+            "Starts an engine, streams what the model writes to stdout, and ends with a line of\n"
+            "figures on stderr. While it runs, ebbtide vram gives its memory back, card by card.\n",
+        .groups = run_groups,
+        .examples =
+            "  ebbtide run -m model.gguf \"Call me Ishmael.\"\n"
+            "  ebbtide run -m model.gguf --cards cpu:0,cpu:1 --split 0-3,4-7 --max-new 48 \"…\"\n"
+            "  ebbtide run -m model.gguf --chat --temperature 0.7 --seed 1 -f question.txt\n"
+            "  git diff | ebbtide run -m model.gguf -f - --output jsonl\n",
+        .run = command_run_run,
+    },
+    {
+        .name = "serve",
+        .summary = "serve the line protocol on stdin and stdout",
+        .usage = "-m FILE [flags]",
+        .details =
+            "A controller writes requests to stdin and reads events from stdout; logs go to "
+            "stderr.\n"
+            "Others connect to the control socket. End of input ends the engine (--on-eof).\n",
+        .groups = serve_groups,
+        .examples = "  ebbtide serve -m model.gguf --cards cpu:0,cpu:1 --vram-mib 64,64\n"
+                    "  printf 'GEN a 16 text=Hello\\n' | ebbtide serve -m model.gguf\n",
+        .run = command_serve_run,
+    },
+    {
+        .name = "score",
+        .summary = "print the largest logits after every position of a text",
+        .usage = "-m FILE [flags] --ids 1,2,3 | --ids-file FILE | --text TEXT",
+        .details = "Prints a line for every position: pos id logit id logit …\n",
+        .groups = score_groups,
+        .examples = "  ebbtide score -m model.gguf --ids 3390,262,2714 --top 5\n"
+                    "  ebbtide score -m model.gguf --text \"In the beginning\" --kernels float\n",
+        .run = command_score_run,
+    },
+    {.name = "vram", .summary = "show the cards' memory, or have some of it left free"},
+    {.name = "stat", .summary = "show what a running engine's cards hold and do"},
+    {
+        .name = "help",
+        .summary = "this list, or the page of a command",
+        .usage = "[command]",
+        .run = command_help_run,
+    },
+};
+
+const struct command *command_table(size_t *n)
+{
+    *n = sizeof commands / sizeof commands[0];
+    return commands;
+}
+
+const struct command *command_find(const char *name)
+{
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
+        if (strcmp(commands[i].name, name) == 0)
+            return &commands[i];
+    return NULL;
+}
+
+static void program_help(FILE *out)
+{
+    fputs("ebbtide " EBBTIDE_VERSION
+          ": a Mixture-of-Experts model split over several cards, which gives "
+          "memory back while\nit generates.\n\n"
+          "Usage\n  ebbtide <command> [flags]\n  ebbtide --version | --help\n\nCommands\n",
+          out);
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
+        fprintf(out, "  %-8s  %s\n", commands[i].name, commands[i].summary);
+    fputs("\nebbtide X runs the program ebbtide-X. Every command has --help.\n\nExamples\n"
+          "  ebbtide run -m model.gguf --cards cpu:0,cpu:1 \"Call me Ishmael.\"\n"
+          "  ebbtide vram 12000 1      leave 12000 MiB free on card 1\n"
+          "  ebbtide vram - 1          and take them back\n",
+          out);
+    exit_status_help(out);
+}
+
+void command_help(FILE *out, const struct command *c)
+{
+    size_t n_groups = 0;
+    if (c == NULL) {
+        program_help(out);
+        return;
+    }
+    fprintf(out, "ebbtide %s: %s\n\nUsage\n  ebbtide %s %s\n", c->name, c->summary, c->name,
+            c->usage);
+    if (c->details != NULL)
+        fprintf(out, "\n%s", c->details);
+    while (c->groups != NULL && c->groups[n_groups] != NULL)
+        n_groups++;
+    settings_help(out, c->groups, n_groups);
+    if (c->examples != NULL)
+        fprintf(out, "\nExamples\n%s", c->examples);
+    exit_status_help(out);
+}
+
+int command_help_run(const struct command *c, int argc, char **argv)
+{
+    const struct command *asked;
+    if (argc == 0 || strcmp(argv[0], "-h") == 0 || strcmp(argv[0], "--help") == 0) {
+        command_help(stdout, NULL);
+        return STATUS_DONE;
+    }
+    if (argc > 1)
+        return command_misused(c, "help: wanted one command, got several");
+    asked = command_find(argv[0]);
+    if (asked == NULL || asked->run == NULL) {
+        char *page[] = {"ebbtide", argv[0], "--help", NULL};
+        return command_main(3, page);
+    }
+    command_help(stdout, asked);
+    return STATUS_DONE;
+}

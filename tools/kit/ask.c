@@ -1,0 +1,102 @@
+/* tools/kit/ask.c - one question to a running engine, and the whole answer.
+ *
+ * The reply owns a copy of every line twice: as it came, and cut up by the parser. Numbers of lines are bounded, because a
+ * peer's answer is never trusted to end. An engine that says nothing for two minutes is told as an error.
+ */
+#include "tools/kit/kit.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define ANSWER_MS 120000
+
+static bool is_verb(const char *line, const char *verb)
+{
+    size_t n_bytes = strlen(verb);
+    return strncmp(line, verb, n_bytes) == 0 && (line[n_bytes] == ' ' || line[n_bytes] == '\0');
+}
+
+/* Of "ERR <tag> <code> <text>" the text. */
+static const char *error_words(const char *line)
+{
+    for (int field = 0; field < 3 && *line != '\0'; field++) {
+        line += strcspn(line, " ");
+        line += strspn(line, " ");
+    }
+    return line;
+}
+
+static int reply_add(struct kit_reply *r, const char *line, size_t n_bytes, struct error *err)
+{
+    size_t i = r->n_lines;
+    if (i == KIT_LINES_MAX)
+        return error_set(err, EBB_EPEER, "the engine answered with more than %d lines",
+                         KIT_LINES_MAX);
+    r->lines[i] = strdup(line);
+    r->copies[i] = strdup(line);
+    r->n_lines++;
+    if (r->lines[i] == NULL || r->copies[i] == NULL)
+        return error_set(err, EBB_ENOMEM, "out of memory for the answer");
+    return message_parse(&r->messages[i], r->copies[i], n_bytes, err);
+}
+
+static int reply_read(struct channel *c, const char *verb, struct kit_reply *r, struct error *err)
+{
+    char done[32], *line;
+    size_t n_bytes;
+    (void)snprintf(done, sizeof done, "%s-DONE", verb);
+    for (;;) {
+        int code = client_wait_line(c, ANSWER_MS, &line, &n_bytes, err);
+        if (code != 0)
+            return code;
+        if (is_verb(line, "ERR"))
+            return error_set(err, EBB_EPEER, "%s", error_words(line));
+        if (is_verb(line, done)) {
+            r->done = strdup(line);
+            return r->done != NULL ? 0 : error_set(err, EBB_ENOMEM, "out of memory for the answer");
+        }
+        if (is_verb(line, verb) && (code = reply_add(r, line, n_bytes, err)) != 0)
+            return code;
+    }
+}
+
+int kit_ask(const struct kit_flags *f, const char *line, struct kit_reply *r, struct error *err)
+{
+    struct channel c;
+    char path[4096], verb[16];
+    int code;
+    memset(r, 0, sizeof *r);
+    (void)snprintf(verb, sizeof verb, "%.*s", (int)strcspn(line, " "), line);
+    code = client_find(f->control, f->name, path, sizeof path, err);
+    if (code == 0)
+        code = client_connect(&c, path, err);
+    if (code != 0)
+        return code == EBB_ENOENT || code == EBB_EBUSY ? STATUS_NO_ENGINE : STATUS_FAILED;
+    r->messages = calloc(KIT_LINES_MAX, sizeof r->messages[0]);
+    code = r->messages != NULL ? 0 : error_set(err, EBB_ENOMEM, "out of memory for the answer");
+    if (code == 0)
+        code = client_ask(&c, line, err);
+    if (code == 0)
+        code = reply_read(&c, verb, r, err);
+    channel_close(&c);
+    return code == 0 ? STATUS_DONE : STATUS_FAILED;
+}
+
+void kit_reply_free(struct kit_reply *r)
+{
+    for (size_t i = 0; i < r->n_lines; i++) {
+        free(r->lines[i]);
+        free(r->copies[i]);
+    }
+    free(r->messages);
+    free(r->done);
+    memset(r, 0, sizeof *r);
+}
+
+void kit_reply_print(FILE *out, const struct kit_reply *r)
+{
+    for (size_t i = 0; i < r->n_lines; i++)
+        fprintf(out, "%s\n", r->lines[i]);
+    if (r->done != NULL)
+        fprintf(out, "%s\n", r->done);
+}
