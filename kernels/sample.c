@@ -1,0 +1,197 @@
+/* sample.c - draws one token a row, for every set.
+ *
+ * A token's mass is an integer: floor(ebb_expf((logit - largest) / temperature) * 2^40). Sums of masses are exact, so
+ * no order of addition shows: what is drawn is the same on every device that has the same logits. A token under 2^-40
+ * of the likeliest has no mass. "Falling order" is by logit, ties by lower id, but nothing is sorted: top_k and top_p
+ * each find where their prefix ends by a radix descent over the logits' bits, adding up counts or masses per bucket.
+ * min_p compares masses. The draw walks what is left in the order of ids: the first whose cumulated mass exceeds
+ * floor(u * total).
+ *
+ * NaN logits count as -infinity; with nothing but -infinity the answer is 0. Parameters out of their range act as the
+ * nearest sense: temperature not above 0 is greedy, top_p not below 1 keeps all, min_p over 1 keeps the largest.
+ * Scratch: n_vocab candidates a row, written before read. Owns nothing; any thread.
+ */
+#include <math.h>
+#include "kernels/expf.h"
+#include "kernels/ops_cpu.h"
+#include "kernels/rows.h"
+
+#define MASS_ONE  0x1p40 /* a vocabulary of 2^23 tokens still fits into 64 bits */
+#define KEY_BITS  32
+#define STEP_BITS 11 /* of a key are looked at in one step of the descent */
+
+/* Lists of candidates are in ascending id. */
+struct candidate {
+    uint64_t weight; /* 1 while counting for top_k, then the mass */
+    uint32_t key;    /* orders as the logits do */
+    int32_t id;
+};
+
+/* splitmix64: its output function, and its step. */
+static uint64_t mix(uint64_t x)
+{
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+/* The seed is mixed once to a place in splitmix64's sequence, the position counts steps from there; the upper 53
+ * bits of the output are the fraction. */
+double sample_uniform(uint64_t seed, int64_t position)
+{
+    const uint64_t step = 0x9e3779b97f4a7c15u;
+    uint64_t x = mix(seed + step) + ((uint64_t)position + 1) * step;
+    return (double)(mix(x) >> 11) * 0x1p-53;
+}
+
+/* Keys order as logits do: NaN and -infinity lowest, -0 equal to +0. */
+static uint32_t key_of(float logit)
+{
+    uint32_t bits;
+    if (logit != logit)
+        logit = -INFINITY;
+    logit = logit + 0.0f;
+    memcpy(&bits, &logit, sizeof bits);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+/* Adds up the weights of the keys that continue `prefix`, per value of their bits [shift, shift + STEP_BITS). */
+static void buckets_add(uint64_t *sums, const struct candidate *c, size_t n, uint32_t prefix,
+                        int shift)
+{
+    uint32_t mask = (1u << STEP_BITS) - 1;
+    for (size_t i = 0; i < n; i++)
+        if (((uint64_t)c[i].key ^ prefix) >> shift <= mask)
+            sums[c[i].key >> shift & mask] += c[i].weight;
+}
+
+/* Keeps the shortest falling prefix whose weights reach `wanted` (> 0 and at most their sum); returns its length. */
+static size_t candidates_cut(struct candidate *c, size_t n, uint64_t wanted)
+{
+    uint32_t last = 0; /* the key with which the prefix ends, found from its upper bits down */
+    for (int shift = KEY_BITS - STEP_BITS;; shift = shift > STEP_BITS ? shift - STEP_BITS : 0) {
+        uint64_t sums[1 << STEP_BITS] = {0};
+        uint32_t bucket = (1u << STEP_BITS) - 1;
+        buckets_add(sums, c, n, last, shift);
+        for (; bucket > 0 && sums[bucket] < wanted; bucket--)
+            wanted -= sums[bucket];
+        last |= bucket << shift;
+        if (shift == 0)
+            break;
+    }
+    size_t n_kept = 0;
+    uint64_t sum = 0; /* of the keys that equal `last`: the lower ids stay until it suffices */
+    for (size_t i = 0; i < n; i++) {
+        bool equal = c[i].key == last;
+        if (c[i].key < last || (equal && sum >= wanted))
+            continue;
+        sum += equal ? c[i].weight : 0;
+        c[n_kept++] = c[i];
+    }
+    return n_kept;
+}
+
+static uint64_t weight_total(const struct candidate *c, size_t n)
+{
+    uint64_t total = 0;
+    for (size_t i = 0; i < n; i++)
+        total += c[i].weight;
+    return total;
+}
+
+/* Turns counts into masses; a mass of 0 leaves the list. NaN, and -infinity at an infinite temperature, have none. */
+static size_t candidates_weigh(struct candidate *c, size_t n, const float *logits, float max,
+                               float temperature)
+{
+    size_t n_kept = 0;
+    for (size_t i = 0; i < n; i++) {
+        float logit = logits[c[i].id], z = (logit - max) / temperature;
+        float e = logit == max ? 1.0f : z <= 0.0f ? ebb_expf(z) : 0.0f;
+        uint64_t mass = (uint64_t)((double)e * MASS_ONE);
+        if (mass == 0)
+            continue;
+        c[n_kept] = c[i];
+        c[n_kept++].weight = mass;
+    }
+    return n_kept;
+}
+
+static size_t candidates_floor(struct candidate *c, size_t n, float min_p)
+{
+    double floor_mass = (double)fminf(min_p, 1.0f) * MASS_ONE;
+    size_t n_kept = 0;
+    for (size_t i = 0; i < n; i++)
+        if ((double)c[i].weight >= floor_mass)
+            c[n_kept++] = c[i];
+    return n_kept;
+}
+
+static int32_t candidates_draw(const struct candidate *c, size_t n, double u)
+{
+    uint64_t total = weight_total(c, n), target = (uint64_t)(u * (double)total), sum = 0;
+    if (target >= total) /* u * total may have been rounded up */
+        target = total - 1;
+    for (size_t i = 0;; i++) {
+        sum += c[i].weight;
+        if (sum > target)
+            return c[i].id;
+    }
+}
+
+static size_t argmax(const float *logits, size_t n)
+{
+    size_t best = 0;
+    float max = -INFINITY;
+    for (size_t i = 0; i < n; i++)
+        if (logits[i] > max) {
+            max = logits[i];
+            best = i;
+        }
+    return best;
+}
+
+static int32_t sample_row(const float *logits, size_t n_vocab, const struct sample_params *params,
+                          struct candidate *c)
+{
+    size_t best = argmax(logits, n_vocab), n = n_vocab;
+    if (!(params->temperature > 0.0f) || !(logits[best] > -INFINITY))
+        return (int32_t)best;
+    for (size_t i = 0; i < n; i++)
+        c[i] = (struct candidate){.weight = 1, .key = key_of(logits[i]), .id = (int32_t)i};
+    if (params->top_k > 0 && (size_t)params->top_k < n)
+        n = candidates_cut(c, n, (uint64_t)params->top_k);
+    n = candidates_weigh(c, n, logits, logits[best], params->temperature);
+    if (params->top_p < 1.0f) {
+        double wanted = ceil((double)params->top_p * (double)weight_total(c, n));
+        n = candidates_cut(c, n, wanted > 1.0 ? (uint64_t)wanted : 1);
+    }
+    if (params->min_p > 0.0f)
+        n = candidates_floor(c, n, params->min_p);
+    return candidates_draw(c, n, sample_uniform(params->seed, params->position));
+}
+
+static void sample_range(void *ctx, size_t first, size_t last)
+{
+    const struct sample_args *a = ctx;
+    for (size_t r = first; r < last; r++)
+        a->ids[r] = sample_row(a->logits + r * a->n_vocab, a->n_vocab, &a->params[r],
+                               (struct candidate *)a->scratch + r * a->n_vocab);
+}
+
+static void sample_run(const void *args, struct exec_cpu_worker *w)
+{
+    struct sample_args a = *(const struct sample_args *)args;
+    exec_cpu_parallel_for(w, a.n_rows, rows_grain(8 * a.n_vocab), sample_range, &a);
+}
+
+size_t sample_scratch_bytes_cpu(size_t n_rows, size_t n_vocab)
+{
+    return n_rows * n_vocab * sizeof(struct candidate);
+}
+
+int sample_cpu(const struct sample_args *args, struct exec_stream *s)
+{
+    if (args->n_vocab == 0)
+        return EBB_EUNSUPPORTED;
+    return exec_cpu_push(s, sample_run, args, sizeof *args);
+}
