@@ -10,9 +10,11 @@ struct vram_request {
     uint32_t device; /* else this one */
 };
 
-/* `VRAM`, `VRAM <reserve>`, `VRAM <reserve> <dev>`, `VRAM - <dev>`. n_devices bounds dev. Totals are checked by the caller, who
- * knows the cards. EBB_EINVAL, EBB_ERANGE, EBB_ENOENT (unknown device). Leases (for=, pid=, conn=) are EBB_EUNSUPPORTED so far. */
-int vram_request_parse(const struct message *m, uint32_t n_devices, struct vram_request *out, struct error *err);
+/* `VRAM`, `VRAM <reserve>`, `VRAM <reserve> <dev>`, `VRAM - <dev>`. n_devices bounds dev. Totals
+ * are checked by the caller, who knows the cards. EBB_EINVAL, EBB_ERANGE, EBB_ENOENT (unknown
+ * device). Leases (for=, pid=, conn=) are EBB_EUNSUPPORTED so far. */
+int vram_request_parse(const struct message *m, uint32_t n_devices, struct vram_request *out,
+                       struct error *err);
 
 struct vram_receipt {
     uint32_t device;
@@ -21,5 +23,7 @@ struct vram_receipt {
     uint64_t shortfall_mib, foreign_mib, prompt_chunk, wait_us, us;
     char reason[16]; /* "ok", "floor", "loan", "foreign", "driver" */
 };
-int vram_receipt_write(const struct vram_receipt *r, char *buffer, size_t capacity); /* a whole line; bytes or < 0 */
-int vram_receipt_read(const struct message *m, struct vram_receipt *r, struct error *err); /* unknown keys are ignored */
+/* A whole line; its bytes, or EBB_ELINE_TOO_LONG. */
+int vram_receipt_write(const struct vram_receipt *r, char *buffer, size_t capacity);
+/* Unknown keys are ignored; one that is missing is EBB_EINVAL. */
+int vram_receipt_read(const struct message *m, struct vram_receipt *r, struct error *err);
