@@ -1,0 +1,137 @@
+"""The ids do not depend on how the work is split, cut, cached, threaded or computed.
+
+In normal mode every pair of settings meets in some row of a covering array (about 30 rows); with EBBTIDE_FULL=1 the full
+cross runs. The caches are brought to their size by reserves derived from what STAT says of a probe with all resident.
+"""
+import itertools
+import random
+import unittest
+
+from ebbtide import FULL, EbbtideTest, golden
+
+AXES = {
+    "cards": (1, 2, 3, 4, 8),
+    "chunk": (1, 16, 64, 512),
+    "cache": ("whole", "halved", "floor"),
+    "threads": (1, 2),
+    "kernels": ("avx2", "reference"),
+}
+CAPACITY_MIB = 64  # of a card: roomy, so that the reserve alone decides about the cache
+SHORT, LONG_IDS, N_SHORT, N_LONG = "Call me Ishmael.", 200, 48, 24
+SAMPLED = {"temperature": "0.8", "seed": 7}
+
+
+def covering_array(axes, seed=1):
+    """Rows in which every pair of values of two axes occurs: greedy over random candidates, always the same rows."""
+    rng = random.Random(seed)
+    names = list(axes)
+
+    def pairs(row):
+        return set(itertools.combinations(sorted((n, str(row[n])) for n in names), 2))
+
+    missing = set()
+    for a, b in itertools.combinations(sorted(names), 2):
+        missing |= {((a, str(x)), (b, str(y))) for x in axes[a] for y in axes[b]}
+    rows = []
+    while missing:
+        candidates = [{n: rng.choice(axes[n]) for n in names} for _ in range(60)]
+        best = max(candidates, key=lambda row: len(pairs(row) & missing))
+        if pairs(best) & missing:
+            rows.append(best)
+            missing -= pairs(best)
+    return rows
+
+
+def all_rows(axes):
+    return [dict(zip(axes, values)) for values in itertools.product(*axes.values())]
+
+
+class Exactness(EbbtideTest):
+    @classmethod
+    def setUpClass(cls):
+        cls.long_prompt = golden()[10]["prompt_ids"][:LONG_IDS]
+        cls.reserves = {}
+
+    def engine_for(self, row, reserve):
+        return self.serve(row["cards"], vram_mib=[CAPACITY_MIB] * row["cards"], segment_mib=1, chunk=row["chunk"],
+                          threads=row["threads"], kernels=row["kernels"], reserve_mib=reserve)
+
+    def reserve_for(self, row):
+        """The reserve of each card that leaves the row's cache, and the cache it must lead to."""
+        cards = row["cards"]
+        key = (cards, row["chunk"], row["threads"], row["kernels"])
+        if key not in self.reserves:
+            probe = self.engine_for(row, [0] * cards)
+            self.reserves[key] = probe.stat()
+            probe.finish()
+        reserve, cache = [], []
+        for device in range(cards):
+            stat = self.reserves[key][device]
+            full, floor = stat["cache_full_mib"], stat["cache_floor_mib"]
+            self.assertEqual(stat["cache_mib"], full, "the probe's cache is not whole")
+            target = {"whole": full, "halved": max(floor, full // 2), "floor": floor}[row["cache"]]
+            reserve.append(0 if target == full else stat["free_mib"] + full - target)
+            cache.append(target)
+        return reserve, cache
+
+    def results(self, row):
+        reserve, cache = self.reserve_for(row)
+        engine = self.engine_for(row, reserve)
+        stat = engine.stat()
+        self.assertEqual([stat[d]["cache_mib"] for d in range(row["cards"])], cache)
+        out = {
+            "short": engine.ids("short", N_SHORT, SHORT, ignore_eos=1),
+            "long": engine.ids("long", N_LONG, self.long_prompt, ignore_eos=1),
+            "sampled": engine.ids("sampled", N_SHORT, SHORT, ignore_eos=1, **SAMPLED),
+        }
+        engine.finish()
+        return out
+
+    def test_every_pair_of_settings_gives_the_same_ids(self):
+        rows = all_rows(AXES) if FULL else covering_array(AXES)
+        wanted = self.results({"cards": 1, "chunk": 64, "cache": "whole", "threads": 1, "kernels": "reference"})
+        self.assertEqual([len(ids) for ids in wanted.values()], [N_SHORT, N_LONG, N_SHORT])
+        self.assertNotEqual(wanted["short"], wanted["sampled"])
+        for row in rows:
+            with self.subTest(**row):
+                self.assertEqual(self.results(row), wanted)
+        print(f"exactness: {len(rows)} rows of {len(all_rows(AXES))} gave the same ids")
+
+    def test_the_covering_array_holds_every_pair(self):
+        rows = covering_array(AXES)
+        for a, b in itertools.combinations(AXES, 2):
+            met = {(row[a], row[b]) for row in rows}
+            self.assertEqual(met, set(itertools.product(AXES[a], AXES[b])))
+        self.assertLessEqual(len(rows), 40)
+
+    def test_sequences_side_by_side_get_the_ids_they_get_alone(self):
+        prompts = [case["prompt_ids"] for case in golden()[:8]]
+        engine = self.serve(2, parallel=8)
+        alone = [engine.ids(f"alone{i}", 32, ids, ignore_eos=1) for i, ids in enumerate(prompts)]
+        for n in (3, 8):
+            begin = [engine.gen(f"s{n}.{i}", 32, prompts[i], ignore_eos=1) for i in range(n)]
+            together = [engine.done(f"s{n}.{i}", begin[i])[1] for i in range(n)]
+            self.assertEqual(together, alone[:n])
+        engine.finish()
+
+    def test_a_seed_means_the_same_draw_over_any_split_and_another_seed_another(self):
+        options = {"top_k": 40, "top_p": "0.9", "temperature": "1.1", "ignore_eos": 1}
+        seen = []
+        for cards, split in ((1, "auto"), (2, "0-3,4-7"), (3, "0-0,1-5,6-7"), (8, "auto")):
+            engine = self.serve(cards, split=split)
+            seen.append([engine.ids(f"s{seed}", 40, SHORT, seed=seed, **options) for seed in (7, 8)])
+            engine.finish()
+        self.assertEqual(seen[1:], seen[:1] * 3)
+        self.assertNotEqual(seen[0][0], seen[0][1])
+
+    def test_generated_ids_fed_back_as_a_prompt_lead_to_the_same_next_ids(self):
+        engine = self.serve(2, chunk=16)
+        whole = engine.ids("whole", 40, SHORT, ignore_eos=1)
+        prompt = golden()[1]["prompt_ids"]
+        for cut in (1, 15, 16, 17, 33):
+            self.assertEqual(engine.ids(f"cut{cut}", 40 - cut, prompt + whole[:cut], ignore_eos=1), whole[cut:])
+        engine.finish()
+
+
+if __name__ == "__main__":
+    unittest.main()
