@@ -12,13 +12,13 @@
  * Scratch: n_vocab candidates a row, written before read. Owns nothing; any thread.
  */
 #include <math.h>
+#include <string.h>
 #include "kernels/expf.h"
 #include "kernels/ops_cpu.h"
 #include "kernels/rows.h"
 
 #define MASS_ONE  0x1p40 /* a vocabulary of 2^23 tokens still fits into 64 bits */
-#define KEY_BITS  32
-#define STEP_BITS 11 /* of a key are looked at in one step of the descent */
+#define STEP_BITS 8 /* of a key's 32 are looked at in one step of the descent */
 
 /* Lists of candidates are in ascending id. */
 struct candidate {
@@ -61,7 +61,7 @@ static void buckets_add(uint64_t *sums, const struct candidate *c, size_t n, uin
 {
     uint32_t mask = (1u << STEP_BITS) - 1;
     for (size_t i = 0; i < n; i++)
-        if (((uint64_t)c[i].key ^ prefix) >> shift <= mask)
+        if ((c[i].key ^ prefix) >> shift <= mask)
             sums[c[i].key >> shift & mask] += c[i].weight;
 }
 
@@ -69,15 +69,13 @@ static void buckets_add(uint64_t *sums, const struct candidate *c, size_t n, uin
 static size_t candidates_cut(struct candidate *c, size_t n, uint64_t wanted)
 {
     uint32_t last = 0; /* the key with which the prefix ends, found from its upper bits down */
-    for (int shift = KEY_BITS - STEP_BITS;; shift = shift > STEP_BITS ? shift - STEP_BITS : 0) {
+    for (int shift = 32 - STEP_BITS; shift >= 0; shift -= STEP_BITS) {
         uint64_t sums[1 << STEP_BITS] = {0};
         uint32_t bucket = (1u << STEP_BITS) - 1;
         buckets_add(sums, c, n, last, shift);
         for (; bucket > 0 && sums[bucket] < wanted; bucket--)
             wanted -= sums[bucket];
         last |= bucket << shift;
-        if (shift == 0)
-            break;
     }
     size_t n_kept = 0;
     uint64_t sum = 0; /* of the keys that equal `last`: the lower ids stay until it suffices */
