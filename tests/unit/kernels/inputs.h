@@ -1,0 +1,88 @@
+/* inputs.h - random and adversarial weights and activations for the tests of quantised operations. */
+#pragma once
+#include <math.h>
+#include <string.h>
+#include "card.h"
+
+enum input_kind {
+    INPUT_RANDOM,
+    INPUT_ZEROS,     /* activations 0 */
+    INPUT_ONE_HUGE,  /* one value of 3e38 among small ones */
+    INPUT_SUBNORMAL, /* activations below the normal range and around 2^-100 */
+    INPUT_EXTREMES,  /* every quant and every scale at its largest magnitude, activations +-1 */
+    INPUT_KINDS
+};
+
+static const uint32_t quantised_types[] = {TENSOR_Q8_0, TENSOR_Q4_K, TENSOR_Q6_K};
+#define N_QUANTISED_TYPES (sizeof quantised_types / sizeof quantised_types[0])
+
+/* xorshift64*: a fixed sequence for a fixed start. */
+static inline uint32_t random_bits(uint64_t *state)
+{
+    *state ^= *state >> 12;
+    *state ^= *state << 25;
+    *state ^= *state >> 27;
+    return (uint32_t)(*state * 0x2545f4914f6cdd1dull >> 32);
+}
+
+/* Uniform in [-1, 1). */
+static inline float random_value(uint64_t *state)
+{
+    return (float)((double)random_bits(state) / 2147483648.0 - 1.0);
+}
+
+/* A finite half float of either sign with a magnitude in 2^-9 .. 2, or now and then a subnormal one. */
+static inline uint16_t random_half(uint64_t *state)
+{
+    uint32_t bits = random_bits(state);
+    if (bits % 64 == 0)
+        return (uint16_t)(bits >> 8 & 0x83ff);
+    return (uint16_t)((bits >> 16 & 0x83ff) | (6 + bits % 10) << 10);
+}
+
+/* Where the half floats of a block stand. */
+static inline void halves_set(uint32_t type, uint8_t *block, uint16_t d, uint16_t dmin)
+{
+    memcpy(block + (type == TENSOR_Q6_K ? 208 : 0), &d, sizeof d);
+    if (type == TENSOR_Q4_K)
+        memcpy(block + 2, &dmin, sizeof dmin);
+}
+
+/* Rows of weights; freed by the caller. */
+static inline void *weights_of(uint32_t type, size_t n_in, size_t n_out, enum input_kind kind,
+                               uint64_t *state)
+{
+    const struct tensor_type_info *info = tensor_type_find(type);
+    size_t bytes = tensor_row_bytes(type, n_in) * n_out;
+    uint8_t *w = bytes_of(bytes);
+    for (size_t i = 0; i < bytes; i++)
+        w[i] = (uint8_t)(random_bits(state) >> 24);
+    if (kind == INPUT_EXTREMES)
+        memset(w, type == TENSOR_Q8_0 ? 0x80 : 0xff, bytes);
+    for (size_t at = 0; at < bytes; at += info->block_bytes) {
+        if (kind == INPUT_EXTREMES && type == TENSOR_Q6_K) {
+            /* -32 with scales of -128: the largest integer sum there is */
+            memset(w + at, 0, 192);
+            memset(w + at + 192, 0x80, 16);
+        }
+        halves_set(type, w + at, random_half(state), random_half(state));
+    }
+    return w;
+}
+
+/* Rows of activations; freed by the caller. */
+static inline float *values_of(size_t n, enum input_kind kind, uint64_t *state)
+{
+    float *x = bytes_of(n * sizeof *x);
+    for (size_t i = 0; i < n; i++)
+        switch (kind) {
+        case INPUT_ZEROS: x[i] = random_bits(state) % 2 != 0 ? 0.0f : -0.0f; break;
+        case INPUT_ONE_HUGE: x[i] = i % 97 == 5 ? 3e38f : random_value(state); break;
+        case INPUT_SUBNORMAL: x[i] = ldexpf(random_value(state), -90 - (int)(i / 32 % 60)); break;
+        case INPUT_EXTREMES: x[i] = random_bits(state) % 3 != 0 ? -1.0f : 1.0f; break;
+        default:
+            x[i] = random_value(state) * ldexpf(1.0f, (int)(random_bits(state) % 8) - 4);
+            break;
+        }
+    return x;
+}
