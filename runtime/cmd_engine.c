@@ -107,18 +107,21 @@ int engine_for_caller(const struct settings *s, struct console *console,
                       const struct caller *caller, struct error *err)
 {
     struct caller_thread t = {.caller = caller};
+    struct settings cancelling =
+        *s; /* borrows the strings: a caller that stops early wants no rest */
     pthread_t thread;
     int pair[2], code;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
         return error_set(err, EBB_EIO, "socketpair: %s", strerror(errno));
     t.fd = pair[1];
+    cancelling.on_eof = ON_EOF_CANCEL;
     code = thread_start(&thread, &t);
     if (code != 0) {
         (void)close(pair[0]);
         (void)close(pair[1]);
         return error_set(err, EBB_EIO, "a thread for the request: %s", strerror(code));
     }
-    code = engine_for_controller(s, console, pair[0], pair[0], err);
+    code = engine_for_controller(&cancelling, console, pair[0], pair[0], err);
     (void)pthread_join(thread, NULL);
     if (code == 0 && t.code != 0) {
         *err = t.err;

@@ -9,7 +9,7 @@
 
 static const char *const run_groups[] = {"engine", "prompt", "ids", "request",
                                          "output", "common", NULL};
-static const char *const serve_groups[] = {"engine", "common", NULL};
+static const char *const serve_groups[] = {"engine", "controller", "common", NULL};
 static const char *const score_groups[] = {"engine", "ids", "score", "common", NULL};
 
 static const struct command commands[] = {

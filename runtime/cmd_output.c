@@ -115,7 +115,7 @@ static int json_event(struct output *o, const struct message *m, struct error *e
             code = json_object_set_new(object, key, json_field(key, field->value));
     }
     if (code == 0)
-        code = json_dumpf(object, stdout, JSON_COMPACT);
+        code = json_dumpf(object, stdout, JSON_COMPACT | JSON_REAL_PRECISION(12));
     json_decref(object);
     if (code != 0)
         return error_set(err, EBB_EIO, "stdout: an event could not be written as JSON");

@@ -26,11 +26,15 @@ struct run {
     double prefill_ms, decode_ms;
 };
 
-/* A setting's number as it stands in a request; 17 digits bring any double back. */
+/* The shortest decimal that reads back the same: 0.7 goes out as 0.7. */
 static void number_key(struct line_writer *w, const char *key, double value)
 {
     char text[40];
-    (void)snprintf(text, sizeof text, "%.17g", value);
+    for (int digits = 1; digits <= 17; digits++) {
+        (void)snprintf(text, sizeof text, "%.*g", digits, value);
+        if (strtod(text, NULL) == value)
+            break;
+    }
     line_key(w, key, text);
 }
 

@@ -228,9 +228,13 @@ static bool group_is_in(const struct groups *groups, const char *name)
 static int flag_unknown(const struct groups *groups, const char *flag, struct error *err)
 {
     struct nearest nearest = {0};
-    for (size_t i = 0; i < n_settings; i++)
+    for (size_t i = 0; i < n_settings; i++) {
         if (group_is_in(groups, settings_table[i].group))
             nearest_offer(&nearest, flag, settings_table[i].key);
+        else if (strcmp(flag, settings_table[i].key) == 0)
+            return error_set(err, EBB_EUNKNOWN_KEY, "--%s is a flag of other commands, not of this",
+                             flag);
+    }
     return error_set(err, EBB_EUNKNOWN_KEY, "--%s is not a flag here; the nearest is --%s", flag,
                      nearest.name != NULL ? nearest.name : "help");
 }

@@ -72,5 +72,6 @@ int settings_parse(struct settings *s, int argc, char **argv, char **bare, size_
 /* The same for a command that has only the flags of these groups: another group's flag is refused by name. */
 int settings_parse_groups(struct settings *s, const char *const *groups, size_t n_groups, int argc, char **argv,
                           char **bare, size_t *n_bare, struct error *err);
-/* The flags of a command's --help, from the table. `groups`: which ("engine", "request", "output", "prompt", "ids", "score", "common"). */
+/* The flags of a command's --help, from the table. `groups`: which ("engine", "controller", "request", "output", "prompt", "ids",
+ * "score", "common"). */
 void settings_help(FILE *out, const char *const *groups, size_t n_groups);

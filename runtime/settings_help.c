@@ -11,12 +11,13 @@
 #define HELP_COLUMN 28
 #define LAST_COLUMN 96
 
-/* Bytes as columns: the table's words are ASCII. */
+/* Bytes as columns: the table's words are ASCII. What stands in brackets is not broken. */
 static void print_wrapped(FILE *out, const char *text)
 {
     size_t column = HELP_COLUMN;
     while (*text != '\0') {
-        size_t n_bytes = strcspn(text, " ");
+        size_t n_bytes = strcspn(text, text[0] == '[' ? "]" : " ");
+        n_bytes += text[n_bytes] == ']';
         if (column > HELP_COLUMN && column + 1 + n_bytes > LAST_COLUMN) {
             fprintf(out, "\n%*s", HELP_COLUMN, "");
             column = HELP_COLUMN;
@@ -74,9 +75,9 @@ static const char *group_title(const char *group)
 {
     static const struct {
         const char *group, *title;
-    } titles[] = {{"engine", "Engine"}, {"prompt", "Prompt"}, {"ids", "Token ids"},
-                  {"score", "Scoring"}, {"output", "Output"}, {"request", "Generation"},
-                  {"common", "Help"}};
+    } titles[] = {{"engine", "Engine"},         {"prompt", "Prompt"}, {"ids", "Token ids"},
+                  {"score", "Scoring"},         {"output", "Output"}, {"request", "Generation"},
+                  {"controller", "Controller"}, {"common", "Help"}};
     for (size_t i = 0; i < sizeof titles / sizeof titles[0]; i++)
         if (strcmp(titles[i].group, group) == 0)
             return titles[i].title;

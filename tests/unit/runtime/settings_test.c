@@ -143,8 +143,8 @@ Test(settings, every_flag_arrives_in_both_forms)
     }
 }
 
-static const char *const every_group[] = {"engine",  "prompt", "ids",   "score",
-                                          "request", "output", "common"};
+static const char *const every_group[] = {"engine", "controller", "prompt", "ids",
+                                          "score",  "request",    "output", "common"};
 
 /* Help as one string, to be freed. */
 static char *help_text(void)
@@ -263,7 +263,7 @@ Test(settings, an_unknown_flag_names_the_nearest)
     REFUSES(EBB_EINVAL, "the nearest is finish", "--on-eof", "finsih");
 }
 
-Test(settings, a_flag_of_another_command_is_unknown)
+Test(settings, a_flag_of_another_command_is_refused)
 {
     static const char *const engine[] = {"engine"};
     char *argv[] = {"--chunk", "16", "--max-new", "3"};
@@ -273,6 +273,7 @@ Test(settings, a_flag_of_another_command_is_unknown)
     cr_expect_eq(s.chunk, 16);
     cr_expect_eq(settings_parse_groups(&s, engine, 1, 4, argv, bare, &n_bare, &err),
                  EBB_EUNKNOWN_KEY);
+    cr_expect(strstr(err.text, "--max-new is a flag of other commands") != NULL, "%s", err.text);
     settings_free(&s);
 }
 
