@@ -124,12 +124,30 @@ class Exactness(EbbtideTest):
         self.assertEqual(seen[1:], seen[:1] * 3)
         self.assertNotEqual(seen[0][0], seen[0][1])
 
-    def test_generated_ids_fed_back_as_a_prompt_lead_to_the_same_next_ids(self):
-        engine = self.serve(2, chunk=16)
-        whole = engine.ids("whole", 40, SHORT, ignore_eos=1)
+    def test_a_prefill_over_generated_ids_leads_to_the_same_ids_at_every_position(self):
         prompt = golden()[1]["prompt_ids"]
-        for cut in (1, 15, 16, 17, 33):
-            self.assertEqual(engine.ids(f"cut{cut}", 40 - cut, prompt + whole[:cut], ignore_eos=1), whole[cut:])
+        engine = self.serve(2)
+        whole = engine.ids("whole", 40, prompt, ignore_eos=1)
+        engine.finish()
+        for chunk in (1, 7, 16, 512):
+            engine = self.serve(3, chunk=chunk)
+            rows = engine.score("s", prompt + whole[:-1], 1)
+            self.assertEqual([row[0][0] for row in rows[len(prompt) - 1:]], whole)
+            engine.finish()
+
+    def test_a_prefix_that_is_reused_leads_to_the_ids_of_one_that_is_not(self):
+        prompt = golden()[10]["prompt_ids"][:150]
+        fresh = {}
+        for cut in (150, 149, 33, 16, 15):
+            engine = self.serve(2)
+            fresh[cut] = engine.ids("g", 20, prompt[:cut], ignore_eos=1)
+            engine.finish()
+        engine = self.serve(2)
+        for cut, wanted in fresh.items():
+            since = engine.gen(f"c{cut}", 20, prompt[:cut], ignore_eos=1)
+            end, ids, _ = engine.done(f"c{cut}", since)
+            self.assertEqual(ids, wanted)
+            self.assertEqual(end["reused"], 0 if cut == 150 else cut - 1)
         engine.finish()
 
 
