@@ -1,7 +1,7 @@
 /* runtime/cmd_engine.c - the engine inside this process: its signals, its controller, the caller's thread.
  *
  * The engine belongs to the main thread from open to close. A signal handler reaches it through one pointer, set while the
- * loop may be asked to stop. The caller's thread is joined before anything is told, so errors come in one order. The
+ * loop may be asked to stop; before that, while the model loads, a signal ends the process at once and stages with it. The caller's thread is joined before anything is told, so errors come in one order. The
  * caller's own end of the socketpair is closed by its thread: that is the end of input which ends the engine.
  */
 #include "runtime/cmd_client.h"
@@ -25,8 +25,11 @@ static void on_signal(int number)
 {
     struct engine *e = atomic_load(&stoppable);
     int saved = errno;
-    if (signal_met != 0 || (e == NULL && !is_closing))
+    if (signal_met != 0 || (e == NULL && !is_closing)) {
+        if (isatty(STDERR_FILENO) == 1)
+            (void)!write(STDERR_FILENO, "\n", 1); /* off the line of progress */
         _exit(128 + number);
+    }
     signal_met = number;
     if (e != NULL)
         engine_stop(e);

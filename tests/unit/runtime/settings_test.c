@@ -344,12 +344,16 @@ Test(settings, the_float_kernels_imply_a_float_kv_unless_it_is_given)
 
 Test(settings, the_launch_template_knows_its_fields)
 {
-    struct settings s;
-    cr_expect_eq(PARSE(&s, "--launch", "ssh {host} CARD={card} {stage}"), 0, "%s", err.text);
-    settings_free(&s);
-    REFUSES(EBB_EINVAL, "--launch: wanted the fields {stage}, {host}, {card}, got '{hots'",
+    static const char *const good[] = {"ssh {host} CARD={card} {stage}", "fake-stage --die-at 3",
+                                       "env HOME=${home} {stage}", "{ true; exec {stage}; }"};
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        struct settings s;
+        cr_expect_eq(PARSE(&s, "--launch", good[i]), 0, "%s", err.text);
+        settings_free(&s);
+    }
+    REFUSES(EBB_EINVAL, "--launch: wanted the fields {stage}, {host}, {card}, got '{hots}'",
             "--launch", "ssh {hots} {stage}");
-    REFUSES(EBB_EINVAL, "--launch: wanted a command with {stage}", "--launch", "ssh {host}");
+    REFUSES(EBB_EINVAL, "--launch: wanted a command", "--launch", " ");
 }
 
 Test(settings, names_that_become_files_are_plain)
