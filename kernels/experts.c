@@ -82,6 +82,14 @@ static void hidden_range(void *ctx, size_t first, size_t last)
     }
 }
 
+/* The quantised hidden rows of places [place, place + n), n >= 1. */
+static void hidden_find(const struct experts_job *job, size_t place, size_t n, struct activation *x)
+{
+    assert(n >= 1);
+    for (size_t i = 0; i < n; i++)
+        x[i] = activation_at(job->hidden, job->args.d_expert, place + i);
+}
+
 /* Outputs [out, out + n_out) of n places. */
 static void down_tile(const struct experts_job *job, const struct tile_matrix *m, size_t out,
                       size_t place, size_t n)
@@ -90,8 +98,7 @@ static void down_tile(const struct experts_job *job, const struct tile_matrix *m
     size_t n_out = p->d_model - out < TILE_OUTPUTS ? p->d_model - out : TILE_OUTPUTS;
     struct activation x[TILE_ROWS];
     float y[TILE_ROWS][TILE_OUTPUTS];
-    for (size_t r = 0; r < n; r++)
-        x[r] = activation_at(job->hidden, p->d_expert, place + r);
+    hidden_find(job, place, n, x);
     job->ops->product(m, out, n_out, x, n, y);
     for (size_t r = 0; r < n; r++)
         memcpy(p->outputs + job->plan.pairs[place + r] * p->d_model + out, y[r],
