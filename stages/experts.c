@@ -1,0 +1,272 @@
+/* stages/experts.c - the expert cache of a stage on top of vmm/cache.h (see experts.h).
+ *
+ * Owns the pool, the cache and the upload stream; the address and heat tables are the stage's fixed buffers. Keys are (layer of the
+ * stage, expert). Threads: the control thread; the upload stream writes only FILLING slots.
+ */
+#include "stages/experts.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BLOB_ALIGN 256
+/* A hot absent expert replaces a resident one only when it is clearly hotter: an exchange costs a whole upload. */
+#define PROMOTE_RATIO  1.5
+#define PROMOTE_MARGIN 2.0
+/* Heat halves after this many uses of each expert on average. */
+#define HALF_LIFE_USES 64.0
+
+static size_t align_up(size_t n)
+{
+    return (n + BLOB_ALIGN - 1) / BLOB_ALIGN * BLOB_ALIGN;
+}
+
+static const struct model_layer *layer_of(const struct experts *x, size_t layer)
+{
+    return &x->set.model->layers[x->set.layer_first + layer];
+}
+
+static struct expert_address *address_of(const struct experts *x, struct cache_key key)
+{
+    return &x->set.addresses[(size_t)key.group * x->n_experts + key.index];
+}
+
+static void point_to_file(struct experts *x, struct cache_key key)
+{
+    const struct model_layer *l = layer_of(x, key.group);
+    size_t bytes;
+    *address_of(x, key) =
+        (struct expert_address){.gate = model_expert(&l->gate_exps, key.index, &bytes),
+                                .up = model_expert(&l->up_exps, key.index, &bytes),
+                                .down = model_expert(&l->down_exps, key.index, &bytes)};
+}
+
+static void point_to_slot(struct experts *x, struct cache_key key, size_t slot)
+{
+    const struct expert_layout *at = &x->layouts[key.group];
+    const unsigned char *base = cache_slot_address(x->cache, slot);
+    *address_of(x, key) = (struct expert_address){
+        .gate = base, .up = base + at->up_at, .down = base + at->down_at, .resident = 1};
+}
+
+static void lay_out(struct experts *x, size_t layer)
+{
+    const struct model_layer *l = layer_of(x, layer);
+    struct expert_layout *at = &x->layouts[layer];
+    (void)model_expert(&l->gate_exps, 0, &at->gate_bytes);
+    (void)model_expert(&l->up_exps, 0, &at->up_bytes);
+    (void)model_expert(&l->down_exps, 0, &at->down_bytes);
+    at->up_at = align_up(at->gate_bytes);
+    at->down_at = at->up_at + align_up(at->up_bytes);
+    size_t blob = at->down_at + align_up(at->down_bytes);
+    if (blob > x->slot_bytes)
+        x->slot_bytes = blob;
+}
+
+static size_t segments_for(const struct experts *x, size_t n_slots)
+{
+    size_t per_segment = x->pool.segment_bytes / x->slot_bytes;
+    return (n_slots + per_segment - 1) / per_segment;
+}
+
+static int open_cache(struct experts *x, struct error *err)
+{
+    const struct experts_settings *set = &x->set;
+    size_t granularity = set->driver->granularity;
+    size_t segment_bytes = (set->segment_bytes + granularity - 1) / granularity * granularity;
+    if (segment_bytes < x->slot_bytes)
+        return error_set(
+            err, EBB_EINVAL,
+            "segment of %zu bytes: an expert needs a slot of %zu; set a larger segment size",
+            segment_bytes, x->slot_bytes);
+    size_t per_segment = segment_bytes / x->slot_bytes;
+    size_t n_segments = (x->n_slots_full + per_segment - 1) / per_segment;
+    int rc = pool_open(&x->pool, set->driver, segment_bytes, n_segments, err);
+    if (rc != 0)
+        return rc;
+    x->n_segments_full = n_segments;
+    size_t floor_slots = 2 * x->n_used + 1;
+    x->n_segments_floor =
+        segments_for(x, floor_slots < x->n_slots_full ? floor_slots : x->n_slots_full);
+    struct cache_settings cs = {.slot_bytes = x->slot_bytes,
+                                .n_groups = x->n_layers,
+                                .n_indexes = x->n_experts,
+                                .half_life_touches = HALF_LIFE_USES * (double)x->n_slots_full};
+    return cache_open(&x->cache, &x->pool, &cs, n_segments, err);
+}
+
+int experts_open(struct experts *x, const struct experts_settings *settings, struct error *err)
+{
+    memset(x, 0, sizeof *x);
+    x->set = *settings;
+    const struct model_geometry *g = &settings->model->geometry;
+    x->n_layers = settings->layer_last - settings->layer_first + 1;
+    x->n_experts = g->n_experts;
+    x->n_used = g->n_experts_used;
+    if (x->n_experts == 0)
+        return 0;
+    x->n_slots_full = x->n_layers * x->n_experts;
+    x->layouts = calloc(x->n_layers, sizeof *x->layouts);
+    if (x->layouts == NULL)
+        return error_set(err, EBB_ENOMEM, "experts: no memory for the layouts of %zu layers",
+                         x->n_layers);
+    for (size_t l = 0; l < x->n_layers; l++)
+        lay_out(x, l);
+    int rc = open_cache(x, err);
+    if (rc == 0)
+        rc = settings->exec->stream_open(settings->card, &x->upload, err);
+    if (rc == 0)
+        rc = settings->exec->event_open(settings->card, &x->uploaded, err);
+    if (rc != 0) {
+        experts_close(x);
+        return rc;
+    }
+    for (uint32_t l = 0; l < x->n_layers; l++)
+        for (uint32_t e = 0; e < x->n_experts; e++)
+            point_to_file(x, (struct cache_key){l, e});
+    return 0;
+}
+
+void experts_close(struct experts *x)
+{
+    if (x->upload != NULL)
+        x->set.exec->stream_close(x->upload);
+    if (x->uploaded != NULL)
+        x->set.exec->event_close(x->uploaded);
+    if (x->cache != NULL)
+        cache_close(x->cache);
+    if (x->pool.segments != NULL)
+        pool_close(&x->pool);
+    free(x->layouts);
+    memset(x, 0, sizeof *x);
+}
+
+int experts_grow(struct experts *x, size_t n_segments, size_t *reached, struct error *err)
+{
+    size_t held = 0, freed = 0;
+    int rc = pool_hold(&x->pool, n_segments, &held, err);
+    int rc2 = cache_grow(x->cache, held, reached, rc == 0 ? err : NULL);
+    if (*reached < held) /* what could not be mapped is not kept */
+        (void)pool_hold(&x->pool, *reached, &freed, NULL);
+    return rc != 0 ? rc : rc2;
+}
+
+static int upload_begin(struct experts *x, struct cache_key key, size_t slot)
+{
+    const struct exec_driver *exec = x->set.exec;
+    const struct expert_layout *at = &x->layouts[key.group];
+    const struct model_layer *l = layer_of(x, key.group);
+    unsigned char *to = cache_slot_address(x->cache, slot);
+    size_t bytes;
+    int rc =
+        exec->copy(x->upload, to, model_expert(&l->gate_exps, key.index, &bytes), at->gate_bytes);
+    if (rc == 0)
+        rc = exec->copy(x->upload, to + at->up_at, model_expert(&l->up_exps, key.index, &bytes),
+                        at->up_bytes);
+    if (rc == 0)
+        rc = exec->copy(x->upload, to + at->down_at, model_expert(&l->down_exps, key.index, &bytes),
+                        at->down_bytes);
+    x->uploading[x->n_uploading] = slot;
+    x->uploading_key[x->n_uploading++] = key;
+    x->upload_bytes += at->gate_bytes + at->up_bytes + at->down_bytes;
+    return rc;
+}
+
+bool experts_is_filling(const struct experts *x)
+{
+    return x->cache != NULL && cache_n_resident(x->cache) < cache_n_slots(x->cache) &&
+           cache_n_resident(x->cache) < x->n_slots_full;
+}
+
+/* Whether the hottest absent expert should come in now; *key is it. */
+static bool next_upload(const struct experts *x, struct cache_key *key)
+{
+    if (x->n_uploading == UPLOADS_MAX || !cache_hottest_absent(x->cache, key))
+        return false;
+    if (cache_n_resident(x->cache) + x->n_uploading < cache_n_slots(x->cache))
+        return true;
+    struct cache_key cold;
+    return x->n_uploading == 0 && cache_coldest_resident(x->cache, &cold) &&
+           cache_heat(x->cache, *key) > PROMOTE_RATIO * cache_heat(x->cache, cold) + PROMOTE_MARGIN;
+}
+
+static int uploads_publish(struct experts *x)
+{
+    for (size_t i = 0; i < x->n_uploading; i++) {
+        int rc = cache_publish(x->cache, x->uploading[i]);
+        if (rc != 0)
+            return rc;
+        point_to_slot(x, x->uploading_key[i], x->uploading[i]);
+    }
+    x->n_uploading = 0;
+    return 0;
+}
+
+int experts_settle(struct experts *x, bool start_new, struct error *err)
+{
+    if (x->cache == NULL)
+        return 1;
+    int done = x->set.exec->event_query(x->uploaded);
+    if (done == 0)
+        return 0;
+    int rc = done < 0 ? done : uploads_publish(x);
+    struct cache_key key, evicted;
+    bool did_evict = false;
+    while (rc == 0 && start_new && !did_evict && next_upload(x, &key)) {
+        size_t slot;
+        if (cache_insert(x->cache, key, &slot, &did_evict, &evicted, NULL) != 0)
+            break;
+        if (did_evict) {
+            point_to_file(x, evicted);
+            x->n_promoted++;
+        }
+        rc = upload_begin(x, key, slot);
+    }
+    if (rc == 0 && x->n_uploading > 0)
+        rc = x->set.exec->event_record(x->uploaded, x->upload);
+    if (rc != 0)
+        return error_set(err, rc, "experts: an upload failed");
+    return x->n_uploading == 0;
+}
+
+void experts_fold_heat(struct experts *x)
+{
+    for (uint32_t l = 0; l < x->n_layers; l++)
+        for (uint32_t e = 0; e < x->n_experts; e++) {
+            uint32_t *uses = &x->set.heat[(size_t)l * x->n_experts + e];
+            if (*uses != 0)
+                cache_touch(x->cache, (struct cache_key){l, e}, *uses);
+            *uses = 0;
+        }
+}
+
+int experts_shrink_begin(struct experts *x, size_t n_segments, struct exec_stream *s,
+                         struct error *err)
+{
+    assert(x->n_uploading == 0 && !x->shrinking);
+    int rc = cache_shrink_begin(x->cache, n_segments, &x->plan, err);
+    if (rc != 0)
+        return rc;
+    for (size_t i = 0; i < x->plan.n_evicted; i++)
+        point_to_file(x, x->plan.evicted[i]);
+    for (size_t i = 0; i < x->plan.n_moves && rc == 0; i++) {
+        const struct cache_move *m = &x->plan.moves[i];
+        rc = x->set.exec->copy(s, cache_slot_address(x->cache, m->slot_to),
+                               cache_slot_address(x->cache, m->slot_from), x->slot_bytes);
+    }
+    x->shrinking = true;
+    return rc == 0 ? 0 : error_set(err, rc, "experts: a move between slots failed");
+}
+
+int experts_shrink_end(struct experts *x, size_t *reached, struct error *err)
+{
+    assert(x->shrinking);
+    x->shrinking = false;
+    for (size_t i = 0; i < x->plan.n_moves; i++)
+        point_to_slot(x, x->plan.moves[i].key, x->plan.moves[i].slot_to);
+    size_t n_segments = 0, held = 0;
+    int rc = cache_shrink_end(x->cache, &n_segments, err);
+    int rc2 = pool_hold(&x->pool, n_segments, &held, rc == 0 ? err : NULL);
+    *reached = held;
+    return rc != 0 ? rc : rc2;
+}

@@ -1,0 +1,65 @@
+/* stages/forward.h - the forward pass of a stage: its fixed-address buffers and the launches of a layer, the head and sampling.
+ *
+ * Everything a step needs is carved once from one block of card memory (the workspace); kernels and graphs see only these addresses.
+ * The control thread fills `in` between steps, when nothing is queued, and reads `out` after an event. Nothing here waits.
+ */
+#pragma once
+#include "stages/kv.h"
+#include "stages/weights.h"
+
+#define FORWARD_TOP_MAX   64
+#define FORWARD_HEAD_ROWS 64 /* rows of one pass through the head */
+
+struct forward_shape {
+    const struct model_geometry *geometry; /* borrowed, the model's */
+    size_t n_layers;                       /* of this stage */
+    size_t n_rows;                         /* most rows of a step */
+    size_t n_sequences, table_stride;
+    bool is_last;
+    const struct exec_driver *exec; /* borrowed, with its card */
+    struct exec *card;
+};
+
+struct forward {
+    struct forward_shape shape;
+    const struct kernel_set *kernels; /* borrowed */
+    void *shared;                     /* of the exec: holds `in` and `out` */
+    struct fixed_block memory;        /* of the card: everything else */
+    size_t head_rows;                 /* of one pass through the head */
+
+    struct { /* written by the control thread between steps */
+        int32_t *tokens, *positions, *row_sequence; /* [n_rows] */
+        int32_t *tables;                            /* [n_sequences][table_stride] */
+        int32_t *head_index;          /* [n_rows]: the rows that go through the head, in passes */
+        struct sample_params *sample; /* [n_rows], as head_index */
+        struct expert_address *addresses; /* [n_layers][n_experts] */
+        double *inv_freq;                 /* [n_rot / 2] */
+    } in;
+    struct {               /* written by kernels */
+        uint32_t *heat;    /* [n_layers][n_experts] */
+        uint32_t *hits;    /* [n_rows] */
+        int32_t *ids;      /* [head_rows] sampled */
+        int32_t *top_ids;  /* [head_rows][FORWARD_TOP_MAX] */
+        float *top_values; /* alike */
+    } out;
+
+    float *hidden; /* [n_rows][d_model]: what links carry */
+    float *normed, *q, *k, *v, *attended, *angles, *router_logits, *mix, *expert_outputs,
+        *head_hidden, *logits;
+    int32_t *routed; /* [n_rows][n_experts_used] */
+    void *activations, *experts_scratch, *sample_scratch;
+};
+
+/* Makes the buffers. EBB_ENOMEM, EBB_EDRIVER; nothing is left then. */
+int forward_open(struct forward *f, struct vmm_driver *driver, const struct kernel_set *kernels,
+                 const struct forward_shape *shape, struct error *err);
+void forward_close(struct forward *f);
+
+/* Launchers; 0 or a kernel's code. n_rows is fixed at capture. */
+int forward_begin(struct forward *f, const struct weights *w, size_t n_rows, bool embed,
+                  struct exec_stream *s);
+int forward_layer(struct forward *f, const struct weights *w, const struct kv *kv,
+                  const struct model_layer *m, size_t layer, size_t n_rows, struct exec_stream *s);
+/* One pass: rows head_index[first .. first + n) to logits, then samples, or takes the n_top largest where n_top > 0. */
+int forward_head(struct forward *f, const struct weights *w, size_t first, size_t n, size_t n_top,
+                 struct exec_stream *s);

@@ -1,0 +1,60 @@
+/* stages/kv.h - the paged key/value memory of one stage: blocks of KV_BLOCK_TOKENS positions for all its layers, sequences as
+ * tables of blocks, shared by reference count.
+ *
+ * A block number stands for the same positions in every layer of the stage, so one table serves them all. A forked sequence shares
+ * the blocks of its prefix; a block that is shared is copied before it is written (copy on write). The tables live in a fixed-address
+ * buffer that kernels read, so they change only while no step runs. The coordinator counts blocks for every stage and never sends
+ * a step that lacks them; a stage still checks. Threads: the control thread. Failure: nothing changed.
+ */
+#pragma once
+#include "kernels/kernels.h"
+#include "vmm/region.h"
+
+struct kv_shape {
+    size_t n_layers, n_kv_heads, head_dim;
+    enum kv_type type;
+    size_t n_blocks, n_sequences, table_stride; /* table_stride: blocks of the longest sequence */
+};
+
+struct kv_sequence {
+    uint32_t id;
+    bool live;
+    uint32_t length;   /* positions stored */
+    uint32_t n_blocks; /* in its table */
+};
+
+struct kv_copy { /* a block that a step writes and others share: copied before the step */
+    int32_t from, to;
+};
+
+struct kv {
+    struct kv_shape shape;
+    struct fixed_block memory; /* [n_blocks][n_layers][2][KV_BLOCK_TOKENS][n_kv_heads][head_dim] */
+    size_t layer_bytes;        /* of a block in one layer */
+    int32_t *tables;           /* borrowed: [n_sequences][table_stride], read by kernels */
+    struct kv_sequence *sequences; /* owned [n_sequences] */
+    uint32_t *references;          /* owned [n_blocks] */
+    int32_t *free_blocks;          /* owned stack */
+    size_t n_free;
+};
+
+size_t kv_block_bytes(const struct kv_shape *shape);
+/* tables: memory of shape.n_sequences * shape.table_stride entries that outlives the kv. */
+int kv_open(struct kv *kv, struct vmm_driver *driver, const struct kv_shape *shape, int32_t *tables,
+            struct error *err);
+void kv_close(struct kv *kv);
+
+/* Makes room for positions [pos, pos + n) of sequence id, cutting it back to pos first; a new id begins at pos 0. *slot is its row of
+ * tables. At most one copy has to be made before the positions are written: it is appended to copies[*n_copies].
+ * EBB_EINVAL (pos beyond its length, beyond the context), EBB_EBUSY (no free block or sequence). */
+int kv_extend(struct kv *kv, uint32_t id, uint32_t pos, uint32_t n, uint32_t *slot,
+              struct kv_copy *copies, size_t *n_copies, struct error *err);
+/* new shares the first n positions of old. EBB_ENOENT, EBB_EINVAL, EBB_EBUSY. */
+int kv_fork(struct kv *kv, uint32_t new_id, uint32_t old_id, uint32_t n, struct error *err);
+int kv_drop(struct kv *kv, uint32_t id); /* EBB_ENOENT */
+void kv_drop_all(struct kv *kv);
+size_t kv_n_sequences(const struct kv *kv);
+
+/* The view of one of the stage's layers, for kernels. row_sequence and positions are the step's buffers. */
+struct kv_view kv_layer(const struct kv *kv, size_t layer, const int32_t *row_sequence,
+                        const int32_t *positions);

@@ -1,0 +1,83 @@
+/* stages/link.h - how rows of the residual stream go from a stage to the next, and sampled ids from the last to the first.
+ *
+ * A link is one-way and carries tiles: at most LINK_TILE_ROWS rows of one step, or a list of sampled ids. Each side owns a small
+ * ring of tile buffers outside the segment pool; a full ring is the credit: send() says EBB_EAGAIN and the stage tries again later.
+ * Everything is stream-ordered: send() copies the rows out when the stream gets there, take() copies them in; nobody waits.
+ * The stage polls the descriptors of poll_fds() and calls service() whenever one is ready or the exec woke it.
+ *
+ * Drivers: socket (link_socket.c, CPU cards and mixed pairs); ipc and nccl join behind the same table.
+ * Failure: EBB_EPEER when the other side is gone or breaks the format; the link is then only good for close().
+ */
+#pragma once
+#include <poll.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "kernels/exec.h"
+
+#define LINK_TILE_ROWS    512
+#define LINK_ADDRESS_MAX  160
+#define LINK_KEY_MAX      33 /* 32 hex digits and NUL */
+#define LINK_POLL_FDS_MAX 2
+
+enum link_kind { LINK_ROWS = 1, LINK_IDS = 2 };
+
+struct link_id {
+    int32_t row, id;
+};
+
+struct link_tile {
+    enum link_kind kind;
+    uint32_t epoch, row_first, n_rows; /* LINK_IDS: n_rows entries of struct link_id */
+    uint64_t step;
+    const void *data; /* rows: [n_rows][row_values] fp32 of the card; ids: host memory */
+};
+
+struct link_settings {
+    const struct exec_driver *exec; /* borrowed, with its exec, for the copies */
+    struct exec *card;
+    uint32_t epoch;
+    size_t
+        row_values; /* fp32 values of a row, both sides must agree; 0 = the link carries ids only */
+    size_t tile_rows; /* most rows of a tile, 1..LINK_TILE_ROWS */
+    size_t tiles;     /* buffers in the ring, >= 2 */
+    void *
+        memory; /* borrowed: link_memory_bytes() of the card, made when the stage made all its memory */
+};
+
+static inline size_t link_payload_bytes(const struct link_settings *s)
+{
+    size_t unit = s->row_values * sizeof(float);
+    return s->tile_rows * (unit > sizeof(struct link_id) ? unit : sizeof(struct link_id));
+}
+static inline size_t link_memory_bytes(const struct link_settings *s)
+{
+    return link_payload_bytes(s) * s->tiles;
+}
+
+struct link; /* opaque */
+
+struct link_driver {
+    const char *name; /* "socket" */
+    /* Waits for one peer at an address of its own making, which only who knows the key may use. host: NULL = this machine only, else
+     * the local address that other hosts reach. */
+    int (*listen)(struct link **l, const struct link_settings *settings, const char *host,
+                  char address[LINK_ADDRESS_MAX], char key[LINK_KEY_MAX], struct error *err);
+    int (*connect)(struct link **l, const struct link_settings *settings, const char *address,
+                   const char *key, struct error *err);
+    void (*close)(struct link *l); /* NULL is fine */
+
+    size_t (*poll_fds)(struct link *l, struct pollfd *fds); /* fills at most LINK_POLL_FDS_MAX */
+    int (*service)(struct link *l, struct error *err);
+    bool (*is_up)(const struct link *l); /* the peer has proved itself */
+
+    /* Sends a copy of the tile, taken when s gets there (s NULL: now, from host memory). EBB_EAGAIN: no credit. */
+    int (*send)(struct link *l, const struct link_tile *tile, struct exec_stream *s,
+                struct error *err);
+    /* The oldest tile that has arrived whole; EBB_EAGAIN: none. Valid until take(). */
+    int (*peek)(struct link *l, struct link_tile *tile);
+    /* Takes it: its rows are copied to `to` when s gets there, and then its buffer is free. to NULL: dropped. */
+    int (*take)(struct link *l, void *to, struct exec_stream *s, struct error *err);
+};
+
+extern const struct link_driver link_socket;

@@ -1,0 +1,338 @@
+/* stages/load.c - from an empty process to a serving stage: LOAD makes all memory and answers HELD, GO reads the weights, LOADED.
+ *
+ * LOAD is all or nothing: whatever fails, everything made so far goes back and the stage is empty again, so that the coordinator may
+ * plan anew. GO copies in pieces between which lines are answered; the expert cache fills by the same road as any later refill.
+ * Threads: the control thread. Owns: the order in which the parts of a stage open and close.
+ */
+#include "stages/stage.h"
+
+#include <inttypes.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MIB                 (UINT64_C(1) << 20)
+#define LOAD_PIECE_BYTES    (16 * MIB)
+#define CONTEXT_DEFAULT_MAX 8192
+/* So cold that any real use outweighs it; it only orders the first fill: expert 0 of every layer, then expert 1, … */
+#define FILL_ORDER_HEAT 1e-9
+
+static int optional(int rc)
+{
+    return rc == EBB_ENOENT ? 0 : rc;
+}
+
+static int read_u32(const struct message *m, const char *key, uint32_t min, uint32_t max,
+                    uint32_t *value, struct error *err)
+{
+    uint64_t wide = *value;
+    int rc = optional(message_u64(m, key, min, max, &wide, err));
+    *value = (uint32_t)wide;
+    return rc;
+}
+
+static int read_fingerprint(const struct message *m, uint64_t *out, struct error *err)
+{
+    const char *text = message_key(m, "fingerprint");
+    if (text == NULL)
+        return 0;
+    if (strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16)
+        return error_set(err, EBB_EINVAL, "fingerprint: 16 hex digits wanted, got %.40s", text);
+    (void)sscanf(text, "%16" SCNx64, out);
+    return 0;
+}
+
+static int read_names(const struct message *m, struct load_settings *l, struct error *err)
+{
+    size_t n = 0;
+    const char *kernels = message_key(m, "kernels"), *kv = message_key(m, "kv");
+    int rc = message_text(m, "model", l->model, sizeof l->model - 1, &n, err);
+    if (rc == EBB_ENOENT)
+        return error_set(err, EBB_EINVAL, "LOAD: wants model=<file>");
+    l->model[n] = '\0';
+    if (rc != 0)
+        return rc;
+    if (kernels != NULL && strlen(kernels) >= sizeof l->kernels)
+        return error_set(err, EBB_EINVAL, "kernels: no set is called %.40s", kernels);
+    (void)snprintf(l->kernels, sizeof l->kernels, "%s", kernels != NULL ? kernels : "auto");
+    if (kv != NULL && strcmp(kv, "f16") != 0 && strcmp(kv, "f32") != 0)
+        return error_set(err, EBB_EINVAL, "kv: f16 or f32 wanted, got %.40s", kv);
+    l->kv = kv != NULL && strcmp(kv, "f32") == 0 ? KV_F32 : KV_F16;
+    return read_fingerprint(m, &l->fingerprint, err);
+}
+
+static int read_numbers(const struct message *m, struct load_settings *l, struct error *err)
+{
+    int rc = read_u32(m, "device", 0, 1023, &l->device, err);
+    if (rc == 0)
+        rc = read_u32(m, "stages", 1, 1024, &l->n_stages, err);
+    if (rc == 0)
+        rc = read_u32(m, "stage", 0, l->n_stages - 1, &l->stage, err);
+    if (rc == 0)
+        rc = read_u32(m, "context", 1, UINT32_C(1) << 30, &l->context, err);
+    if (rc == 0)
+        rc = read_u32(m, "sequences", 1, 4096, &l->n_sequences, err);
+    if (rc == 0)
+        rc = read_u32(m, "chunk", 1, 1u << 16, &l->chunk, err);
+    if (rc == 0)
+        rc = read_u32(m, "threads", 1, 1024, &l->n_threads, err);
+    if (rc == 0)
+        rc = read_u32(m, "epoch", 0, UINT32_MAX, &l->epoch, err);
+    if (rc == 0)
+        rc = optional(message_u64(m, "reserve_mib", 0, UINT64_C(1) << 40, &l->reserve_mib, err));
+    if (rc == 0)
+        rc = optional(message_u64(m, "segment_mib", 1, UINT64_C(1) << 20, &l->segment_mib, err));
+    if (rc == 0)
+        rc = optional(message_u64(m, "kv_tokens", 1, UINT64_C(1) << 40, &l->kv_tokens, err));
+    return rc;
+}
+
+static int read_load(const struct message *m, struct load_settings *l, struct error *err)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    *l = (struct load_settings){.n_stages = 1,
+                                .segment_mib = 512,
+                                .n_sequences = 4,
+                                .chunk = 64,
+                                .n_threads = cores > 0 ? (uint32_t)cores : 1};
+    int rc = read_names(m, l, err);
+    return rc != 0 ? rc : read_numbers(m, l, err);
+}
+
+/* The file, and what of LOAD depends on it. */
+static int open_model(struct stage *s, const struct message *m, struct error *err)
+{
+    struct load_settings *l = &s->load;
+    int rc = model_open(&s->model, l->model, err);
+    if (rc != 0)
+        return rc;
+    const struct model_geometry *g = &s->model->geometry;
+    if (l->fingerprint != 0 && l->fingerprint != s->model->fingerprint)
+        return error_set(err, EBB_EMISMATCH,
+                         "%s: fingerprint %016" PRIx64 " wanted, this file has %016" PRIx64,
+                         l->model, l->fingerprint, s->model->fingerprint);
+    l->layer_first = 0;
+    l->layer_last = g->n_layers - 1;
+    rc = optional(message_range(m, "layers", &l->layer_first, &l->layer_last, err));
+    if (rc != 0)
+        return rc;
+    if (l->layer_last >= g->n_layers || (l->layer_first == 0) != (l->stage == 0) ||
+        (l->layer_last + 1 == g->n_layers) != (l->stage + 1 == l->n_stages))
+        return error_set(err, EBB_EMISMATCH, "layers %u-%u of stage %u of %u: %s has layers 0-%u",
+                         l->layer_first, l->layer_last, l->stage, l->n_stages, l->model,
+                         g->n_layers - 1);
+    s->n_layers = l->layer_last - l->layer_first + 1;
+    if (l->context == 0)
+        l->context = g->context_max < CONTEXT_DEFAULT_MAX ? g->context_max : CONTEXT_DEFAULT_MAX;
+    if (l->kv_tokens == 0)
+        l->kv_tokens = l->context;
+    return 0;
+}
+
+static int open_compute(struct stage *s, struct error *err)
+{
+    const struct exec_driver *exec = s->platform->exec;
+    struct exec_settings settings = {.device = s->card_setting.device,
+                                     .n_threads = (int)s->load.n_threads};
+    size_t rows = s->load.chunk > s->load.n_sequences ? s->load.chunk : s->load.n_sequences;
+    s->kernels = s->platform->kernels(s->load.kernels, err);
+    if (s->kernels == NULL)
+        return err->code;
+    int rc = exec->open(&s->card, &settings, err);
+    if (rc == 0)
+        rc = exec->stream_open(s->card, &s->compute, err);
+    if (rc == 0)
+        rc = queue_open(&s->queue, rows, err);
+    return rc == 0 ? run_open(s, err) : rc;
+}
+
+/* What is not elastic: workspace, weights, KV, link tiles. */
+static int open_fixed(struct stage *s, struct error *err)
+{
+    const struct model_geometry *g = &s->model->geometry;
+    struct forward_shape fs = {.geometry = g,
+                               .n_layers = s->n_layers,
+                               .n_rows = s->queue.rows_max,
+                               .n_sequences = s->load.n_sequences,
+                               .table_stride =
+                                   (s->load.context + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS,
+                               .is_last = s->load.stage + 1 == s->load.n_stages,
+                               .exec = s->platform->exec,
+                               .card = s->card};
+    struct kv_shape ks = {.n_layers = s->n_layers,
+                          .n_kv_heads = g->n_kv_heads,
+                          .head_dim = g->head_dim,
+                          .type = s->load.kv,
+                          .n_blocks =
+                              (size_t)((s->load.kv_tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS),
+                          .n_sequences = s->load.n_sequences,
+                          .table_stride = fs.table_stride};
+    int rc = weights_open(&s->weights, &s->memory, s->model, s->load.layer_first,
+                          s->load.layer_last, err);
+    if (rc == 0)
+        rc = forward_open(&s->forward, &s->memory, s->kernels, &fs, err);
+    if (rc == 0)
+        rc = kv_open(&s->kv, &s->memory, &ks, s->forward.in.tables, err);
+    if (rc == 0 && s->load.n_stages > 1)
+        rc = fixed_block_open(&s->link_memory, &s->memory, links_memory_bytes(s), err);
+    return rc;
+}
+
+static void fill_order(struct stage *s)
+{
+    struct experts *x = &s->experts;
+    for (uint32_t e = 0; x->cache != NULL && e < x->n_experts; e++)
+        for (uint32_t l = 0; l < x->n_layers; l++)
+            cache_touch(x->cache, (struct cache_key){l, e},
+                        FILL_ORDER_HEAT * (double)(x->n_experts - e));
+}
+
+/* As much cache as the reserve allows, at least the floor. */
+static int open_cache(struct stage *s, struct error *err)
+{
+    struct experts_settings es = {.model = s->model,
+                                  .layer_first = s->load.layer_first,
+                                  .layer_last = s->load.layer_last,
+                                  .exec = s->platform->exec,
+                                  .card = s->card,
+                                  .driver = &s->memory,
+                                  .segment_bytes = (size_t)(s->load.segment_mib * MIB),
+                                  .addresses = s->forward.in.addresses,
+                                  .heat = s->forward.out.heat};
+    int rc = experts_open(&s->experts, &es, err);
+    if (rc != 0 || s->experts.cache == NULL)
+        return rc;
+    struct experts *x = &s->experts;
+    struct vmm_memory mem;
+    rc = s->memory.memory(&s->memory, &mem, err);
+    if (rc != 0)
+        return rc;
+    uint64_t reserve = s->load.reserve_mib * MIB;
+    size_t room = pool_segments_to_take(reserve, mem.free_bytes, x->pool.segment_bytes),
+           reached = 0;
+    if (room < x->n_segments_floor)
+        return error_set(err, EBB_ENOMEM,
+                         "card %u (%s): %llu MiB free, reserve %llu: layers %u-%u need at least "
+                         "%zu segments of %llu MiB for experts",
+                         s->load.device, s->card_name, (unsigned long long)(mem.free_bytes / MIB),
+                         (unsigned long long)s->load.reserve_mib, s->load.layer_first,
+                         s->load.layer_last, x->n_segments_floor,
+                         (unsigned long long)s->load.segment_mib);
+    (void)experts_grow(x, room < x->n_segments_full ? room : x->n_segments_full, &reached, err);
+    if (reached < x->n_segments_floor)
+        return err->code;
+    fill_order(s);
+    return 0;
+}
+
+void load_release(struct stage *s)
+{
+    const struct exec_driver *exec = s->platform->exec;
+    if (s->compute != NULL)
+        exec->stream_close(s->compute); /* drains: from here on nothing of ours runs */
+    s->compute = NULL;
+    experts_close(&s->experts);
+    links_close(s);
+    if (s->card != NULL)
+        run_close(s);
+    queue_close(&s->queue);
+    fixed_block_close(&s->link_memory);
+    kv_close(&s->kv);
+    forward_close(&s->forward);
+    weights_close(&s->weights);
+    if (s->card != NULL)
+        exec->close(s->card);
+    s->card = NULL;
+    model_close(s->model);
+    s->model = NULL;
+    s->vram_moving = false;
+    s->n_vram = 0;
+    s->state = STAGE_EMPTY;
+}
+
+void load_command(struct stage *s, const struct message *m)
+{
+    struct error err = {0};
+    int rc = read_load(m, &s->load, &err);
+    if (rc == 0)
+        rc = open_model(s, m, &err);
+    if (rc == 0)
+        rc = open_compute(s, &err);
+    if (rc == 0)
+        rc = open_fixed(s, &err);
+    if (rc == 0)
+        rc = open_cache(s, &err);
+    if (rc != 0) {
+        load_release(s);
+        stage_refuse(s, "-", &err);
+        return;
+    }
+    s->epoch = s->load.epoch;
+    s->reserve_mib = s->load.reserve_mib;
+    s->state = STAGE_HELD;
+    held_say(s);
+}
+
+void load_go(struct stage *s)
+{
+    s->state = STAGE_LOADING;
+    s->load_started_us = now_us();
+    s->load_done_bytes = s->load_told_bytes = 0;
+    s->load_total_bytes = s->weights.copy_bytes;
+    for (size_t l = 0; s->experts.cache != NULL && l < s->n_layers; l++) {
+        const struct expert_layout *at = &s->experts.layouts[l];
+        s->load_total_bytes +=
+            (at->gate_bytes + at->up_bytes + at->down_bytes) * s->experts.n_experts;
+    }
+    size_t slots = s->experts.cache != NULL ? cache_n_slots(s->experts.cache) : 0;
+    if (slots < s->experts.n_slots_full) /* an estimate: layers differ a little */
+        s->load_total_bytes = s->weights.copy_bytes + slots * s->experts.slot_bytes;
+}
+
+static void say_progress(struct stage *s, uint64_t done)
+{
+    if (done > s->load_total_bytes)
+        done = s->load_total_bytes;
+    if (done - s->load_told_bytes < s->load_total_bytes / 20)
+        return;
+    s->load_told_bytes = done;
+    struct line_writer w;
+    line_begin(&w, s->line, sizeof s->line, "PROGRESS");
+    line_u64(&w, "done", done);
+    line_u64(&w, "total", s->load_total_bytes);
+    stage_say(s, &w);
+}
+
+/* The next dense copies. False: all are made. */
+static bool dense_piece(struct stage *s, int *rc)
+{
+    uint64_t put = 0;
+    const struct weight_copy *c;
+    while (*rc == 0 && put < LOAD_PIECE_BYTES && (c = weights_next(&s->weights)) != NULL) {
+        *rc = s->platform->exec->copy(s->compute, c->to, c->from, c->bytes);
+        put += c->bytes;
+    }
+    s->load_done_bytes += put;
+    return put > 0;
+}
+
+void load_advance(struct stage *s)
+{
+    if (s->state != STAGE_LOADING || !run_at_boundary(s))
+        return;
+    say_progress(s, s->load_done_bytes + s->experts.upload_bytes);
+    int rc = 0;
+    if (dense_piece(s, &rc)) {
+        run_flush(s);
+    } else if (rc == 0 && !experts_is_filling(&s->experts) && s->experts.n_uploading == 0) {
+        struct line_writer w;
+        s->state = STAGE_SERVING;
+        line_begin(&w, s->line, sizeof s->line, "LOADED");
+        line_u64(&w, "us", now_us() - s->load_started_us);
+        stage_say(s, &w);
+    }
+    if (rc != 0) {
+        struct error err;
+        error_set(&err, rc, "stage %u: copying weights failed", s->load.stage);
+        stage_fail(s, &err);
+    }
+}

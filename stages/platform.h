@@ -1,0 +1,27 @@
+/* stages/platform.h - what makes a stage a CPU or a CUDA stage: the four tables it is linked with. Everything else in this room is
+ * the same source for both.
+ */
+#pragma once
+#include "kernels/kernels.h"
+#include "stages/link.h"
+#include "vmm/driver.h"
+
+struct platform_card {
+    int device;              /* the card's number as its driver counts */
+    uint64_t capacity_bytes; /* 0 = the driver's default */
+    const char *name_space;  /* of CPU cards' shared account; NULL = default */
+};
+
+struct platform {
+    const char *kind;    /* "cpu" | "cuda" */
+    const char *program; /* "ebbtide-stage-cpu" */
+    int (*memory_open)(struct vmm_driver *d, const struct platform_card *card, struct error *err);
+    int (*describe)(const struct platform_card *card, char *name, size_t name_max, char *uuid,
+                    size_t uuid_max, struct error *err);
+    const struct exec_driver *exec;
+    const struct kernel_set *(*kernels)(const char *name, struct error *err);
+    const struct link_driver *const *links; /* NULL-terminated; the first is the default */
+};
+
+/* The whole program: reads lines from stdin, answers on stdout, logs on stderr. Returns the exit status. */
+int stage_main(const struct platform *platform, int argc, char **argv);

@@ -1,0 +1,216 @@
+/* stages/stage.h - the inside of a stage process: one card, its memory, its queue of steps, its lines. Shared by the sources of this
+ * room; the way in from outside is stage_main() (platform.h).
+ *
+ * One control thread owns everything. It reads lines, launches work, asks events, and never waits in the driver: stage.c polls the
+ * protocol, the links and the exec together. Work is launched from boundaries: moments when nothing is queued on the compute stream.
+ * At a boundary uploads are published, VRAM commands served, links made anew, and then the next piece of work goes out.
+ *
+ *   stage.c   the loop and the program        load.c   LOAD, HELD, GO, RELEASE        links.c  LINK, tiles and ids
+ *   queue.c   ROWS, STEP, FORK, DROP, CANCEL  run.c    executes the queue              vram.c   VRAM, STAT, LEDGER
+ */
+#pragma once
+#include "protocol/channel.h"
+#include "protocol/vram.h"
+#include "stages/experts.h"
+#include "stages/forward.h"
+#include "stages/platform.h"
+#include "vmm/ledger.h"
+
+#define QUEUE_MAX      64 /* steps, forks and drops waiting */
+#define VRAM_QUEUE_MAX 256
+#define DEFERRED_MAX   8    /* LINK lines waiting for a boundary */
+#define SAMPLED_MAX    4096 /* sampled ids remembered for @step.row */
+#define WHOLE_STEP_ROWS                                                                            \
+    8 /* steps of at most this many rows are launched whole, longer ones layer by layer */
+#define LINK_TILES 4
+
+enum stage_state { STAGE_EMPTY, STAGE_HELD, STAGE_LOADING, STAGE_SERVING };
+
+struct load_settings {
+    char model[4096];
+    uint64_t fingerprint; /* 0 = not checked */
+    uint32_t device, stage, n_stages, layer_first, layer_last;
+    uint64_t reserve_mib, segment_mib, kv_tokens;
+    uint32_t context, n_sequences, chunk, n_threads, epoch;
+    char kernels[16];
+    enum kv_type kv;
+};
+
+enum want { WANT_NONE, WANT_LAST, WANT_TOP };
+
+struct step_run {
+    uint32_t seq, pos, row_first, n_rows, n_top;
+    enum want want;
+    struct sample_params sample;
+};
+
+struct step_token { /* id >= 0, or the token sampled in `step` for `row` */
+    int32_t id;
+    uint32_t row;
+    uint64_t step;
+};
+
+enum item_kind { ITEM_STEP, ITEM_FORK, ITEM_DROP };
+
+struct item {
+    enum item_kind kind;
+    uint32_t epoch;
+    uint64_t step;
+    uint32_t through; /* last stage that runs it */
+    bool cancelled;
+    size_t n_runs, n_rows;
+    struct step_run *runs;               /* owned [rows_max] */
+    struct step_token *tokens;           /* owned [rows_max] */
+    struct error broken;                 /* what was wrong with a line of it */
+    uint32_t seq_new, seq_old, n_shared; /* FORK; DROP uses seq_old */
+};
+
+struct queue {
+    struct item items[QUEUE_MAX]; /* a ring */
+    size_t first, n_used;
+    bool building; /* items[first + n_used] takes ROWS */
+    size_t rows_max;
+};
+
+enum run_phase { RUN_IDLE, RUN_INPUT, RUN_LAYERS, RUN_SENDING, RUN_HEAD };
+
+struct runner {
+    enum run_phase phase;
+    struct item *item; /* in the queue, its first */
+    bool busy;         /* compute work is out; `done` tells */
+    struct exec_event *done;
+    size_t next_layer, n_arrived, n_sent;
+    size_t n_top, n_sample; /* rows in head_index: top rows first, then sampled ones */
+    size_t head_next;       /* first entry of head_index not launched */
+    size_t head_launched;   /* entries of the pass that is out */
+    int32_t *sampled_ids;   /* owned [rows_max], as head_index's sampled part */
+    uint64_t started_us;
+};
+
+enum link_way { LINK_IN, LINK_OUT, LINK_BACK_IN, LINK_BACK_OUT, LINK_N_WAYS };
+
+struct vram_pending {
+    bool to_start;
+    uint64_t reserve_mib, arrived_us;
+};
+
+struct sampled {
+    uint64_t step;
+    int32_t row, id;
+};
+
+struct stage {
+    const struct platform *platform;
+    struct platform_card card_setting;
+    char card_name[128], card_uuid[64];
+    struct channel control;
+    enum stage_state state;
+    bool quitting;
+    int exit_status;
+
+    struct vmm_driver memory; /* open for the whole life */
+    struct load_settings load;
+    struct exec *card;
+    struct exec_stream *compute;
+    struct model *model;
+    const struct kernel_set *kernels;
+    struct weights weights;
+    struct kv kv;
+    struct experts experts;
+    struct forward forward;
+    struct fixed_block link_memory;
+    size_t n_layers;
+    uint64_t load_started_us, load_done_bytes, load_total_bytes, load_told_bytes;
+
+    uint32_t epoch;
+    const struct link_driver *link_driver;
+    struct link *links[LINK_N_WAYS];
+    bool link_told[LINK_N_WAYS]; /* out, back-out: LINKED …=ok was said */
+    bool link_failed
+        [LINK_N_WAYS]; /* closed at the next epoch: copies of its tiles may still be on the stream */
+    char *deferred[DEFERRED_MAX]; /* LINK lines for the next boundary */
+    size_t n_deferred;
+    struct link_id outbox[SAMPLED_MAX]; /* ids not yet taken by the back link */
+    uint64_t outbox_step[SAMPLED_MAX];
+    size_t n_outbox;
+
+    struct queue queue;
+    struct runner run;
+    struct sampled sampled[SAMPLED_MAX]; /* ring */
+    size_t n_sampled;
+
+    struct vram_pending
+        vram[VRAM_QUEUE_MAX]; /* a ring; the first is being served while vram_moving */
+    size_t vram_first, n_vram;
+    bool vram_moving;
+    uint64_t vram_started_us, vram_before_mib;
+    size_t vram_segments_before;
+    uint64_t reserve_mib; /* in force */
+
+    uint64_t n_steps, n_hits, n_lookups;
+    char line[LINE_BYTES_MAX]; /* where answers are written */
+};
+
+uint64_t now_us(void);
+void stage_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* Sends what the writer holds; a line that does not fit or a lost controller ends the stage. */
+void stage_say(struct stage *s, struct line_writer *w);
+void stage_refuse(struct stage *s, const char *tag, const struct error *err);
+/* An error after which the stage cannot go on: told, logged, exit status 1. */
+void stage_fail(struct stage *s, const struct error *err);
+
+/* load.c */
+void load_command(struct stage *s, const struct message *m);
+void load_go(struct stage *s);
+void load_release(struct stage *s); /* to STAGE_EMPTY, whatever there is */
+void load_advance(struct stage *s); /* in STAGE_LOADING: the next pieces */
+
+/* links.c */
+void link_command(struct stage *s, const struct message *m,
+                  const char *line); /* line: the same, not taken apart */
+void links_close(struct stage *s);
+size_t links_poll_fds(struct stage *s, struct pollfd *fds, size_t max);
+void links_service(struct stage *s);
+size_t links_memory_bytes(const struct stage *s); /* of all four ways, for link_memory */
+void links_deferred(struct stage *s); /* at a boundary: LINK lines that had to wait for one */
+/* Tiles of step's rows into hidden; advances run.n_arrived. */
+int links_take_rows(struct stage *s, const struct item *item, struct error *err);
+/* Sends rows of hidden from run.n_sent on, as far as there is credit. 1 = all sent. */
+int links_send_rows(struct stage *s, const struct item *item, struct error *err);
+void links_send_ids(struct stage *s, uint64_t step, const int32_t *rows, const int32_t *ids,
+                    size_t n);
+void sampled_remember(struct stage *s, uint64_t step, int32_t row, int32_t id);
+bool sampled_find(const struct stage *s, uint64_t step, uint32_t row, int32_t *id);
+
+/* queue.c */
+int queue_open(struct queue *q, size_t rows_max, struct error *err);
+void queue_close(struct queue *q);
+void queue_clear(struct queue *q);
+void queue_rows(struct stage *s, const struct message *m);
+void queue_step(struct stage *s, const struct message *m);
+void queue_cancel(struct stage *s, const struct message *m);
+void queue_fork(struct stage *s, const struct message *m);
+void queue_drop(struct stage *s, const struct message *m);
+struct item *queue_first(struct queue *q);
+void queue_pop(struct queue *q);
+
+/* run.c */
+int run_open(struct stage *s, struct error *err);
+void run_close(struct stage *s);
+void run_advance(struct stage *s); /* as far as it goes without waiting */
+void run_reset(struct stage *s);   /* at a boundary: forgets the step that runs */
+bool run_at_boundary(const struct stage *s);
+void run_flush(
+    struct stage *s); /* the next boundary comes after all that is on the compute stream now */
+
+/* vram.c */
+void vram_command(struct stage *s, const struct message *m);
+void vram_advance(struct stage *s); /* at a boundary, or while moving */
+bool vram_is_waiting(
+    const struct stage *s); /* commands are queued or moves run: no new work goes out */
+void stat_command(struct stage *s);
+void ledger_command(struct stage *s);
+void ledger_read(struct stage *s, struct ledger *out);
+void held_say(struct stage *s);
+/* Segments the cache may have so that reserve_mib stays free, between the floor and everything. */
+size_t vram_segments_wanted(struct stage *s, uint64_t reserve_mib);

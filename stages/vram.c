@@ -1,0 +1,290 @@
+/* stages/vram.c - VRAM commands with their receipts, and what STAT, LEDGER and HELD say of the card.
+ *
+ * Commands wait in a ring and are served one at a time at a boundary: a shrink lets running uploads end, puts the moves on the compute
+ * stream, and ends at the next boundary; a grow is done at once and filled in the background. What stays is whole segments, rounded
+ * down, never below the floor; the receipt is read from the driver and the pool, not computed from what was asked.
+ * Threads: the control thread. Failure: what could be done stays done, and the receipt says how much and why not more.
+ */
+#include "stages/stage.h"
+
+#include <string.h>
+
+#define MIB (UINT64_C(1) << 20)
+
+static struct vmm_memory memory_now(struct stage *s)
+{
+    struct vmm_memory mem = {0};
+    struct error err;
+    if (s->memory.memory(&s->memory, &mem, &err) != 0)
+        stage_log("card %u: %s", s->load.device, err.text);
+    return mem;
+}
+
+size_t vram_segments_wanted(struct stage *s, uint64_t reserve_mib)
+{
+    const struct experts *x = &s->experts;
+    if (x->cache == NULL)
+        return 0;
+    struct vmm_memory mem = memory_now(s);
+    uint64_t reserve = reserve_mib * MIB;
+    size_t wanted = x->pool.n_held,
+           less = pool_segments_to_release(reserve, mem.free_bytes, x->pool.segment_bytes);
+    if (less > 0)
+        wanted = wanted > less ? wanted - less : 0;
+    else
+        wanted += pool_segments_to_take(reserve, mem.free_bytes, x->pool.segment_bytes);
+    if (wanted > x->n_segments_full)
+        wanted = x->n_segments_full;
+    return wanted < x->n_segments_floor ? x->n_segments_floor : wanted;
+}
+
+static uint64_t segments_mib(const struct stage *s, size_t n)
+{
+    return n * (uint64_t)s->experts.pool.segment_bytes / MIB;
+}
+
+static size_t slots_now(const struct stage *s)
+{
+    if (s->experts.cache == NULL)
+        return 0;
+    size_t n = cache_n_slots(s->experts.cache);
+    return n < s->experts.n_slots_full ? n : s->experts.n_slots_full;
+}
+
+static const char *shortfall_reason(const struct stage *s, const struct vmm_memory *mem,
+                                    const struct error *driver)
+{
+    if (driver->code != 0)
+        return "driver";
+    if (mem->foreign_bytes > 0 && mem->own_bytes + s->reserve_mib * MIB <= mem->total_bytes)
+        return "foreign"; /* without the others it would be free */
+    return "floor";
+}
+
+/* The command that is served now is done: its receipt, and on to the next. */
+static void vram_end(struct stage *s, const struct error *driver)
+{
+    const struct vram_pending *p = &s->vram[s->vram_first];
+    struct vmm_memory mem = memory_now(s);
+    uint64_t now = now_us();
+    struct vram_receipt r = {
+        .device = s->load.device,
+        .reserve_mib = s->reserve_mib,
+        .cache_mib = segments_mib(s, s->experts.pool.n_held),
+        .cache_full_mib = segments_mib(s, s->experts.n_segments_full),
+        .slots = slots_now(s),
+        .slots_full = s->experts.n_slots_full,
+        .before_mib = s->vram_before_mib,
+        .free_mib = mem.free_bytes / MIB,
+        .freed_mib = (int64_t)segments_mib(s, s->vram_segments_before) -
+                     (int64_t)segments_mib(s, s->experts.pool.n_held),
+        .foreign_mib = mem.foreign_bytes / MIB,
+        .prompt_chunk = s->load.chunk,
+        .wait_us = s->vram_started_us - p->arrived_us,
+        .us = now - s->vram_started_us,
+        .reason = "ok",
+    };
+    r.shortfall_mib = r.reserve_mib > r.free_mib ? r.reserve_mib - r.free_mib : 0;
+    if (r.shortfall_mib > 0)
+        (void)snprintf(r.reason, sizeof r.reason, "%s", shortfall_reason(s, &mem, driver));
+    if (driver->code != 0)
+        stage_log("card %u: VRAM %llu: %s", s->load.device, (unsigned long long)s->reserve_mib,
+                  driver->text);
+    int n = vram_receipt_write(&r, s->line, sizeof s->line);
+    if (n < 0 || channel_send(&s->control, s->line, (size_t)n) != 0) {
+        s->quitting = true;
+        return;
+    }
+    struct line_writer w;
+    line_begin(&w, s->line, sizeof s->line, "VRAM-DONE");
+    line_u64(&w, "cards", 1);
+    line_i64(&w, "freed_mib", r.freed_mib);
+    line_u64(&w, "shortfall_mib", r.shortfall_mib);
+    stage_say(s, &w);
+    s->vram_first = (s->vram_first + 1) % VRAM_QUEUE_MAX;
+    s->n_vram--;
+}
+
+/* False: it has to wait for uploads that run. */
+static bool vram_begin(struct stage *s)
+{
+    struct experts *x = &s->experts;
+    struct error err = {0}, driver = {0};
+    int idle = experts_settle(x, false, &err);
+    if (idle <= 0) {
+        if (idle < 0)
+            stage_fail(s, &err);
+        return false;
+    }
+    const struct vram_pending *p = &s->vram[s->vram_first];
+    s->reserve_mib = p->to_start ? s->load.reserve_mib : p->reserve_mib;
+    s->vram_started_us = now_us();
+    s->vram_before_mib = memory_now(s).free_bytes / MIB;
+    s->vram_segments_before = x->pool.n_held;
+    size_t wanted = vram_segments_wanted(s, s->reserve_mib), reached;
+    if (wanted < x->pool.n_held) {
+        int rc = experts_shrink_begin(x, wanted, s->compute, &driver);
+        if (x->shrinking) {
+            s->vram_moving = true;
+            run_flush(s);
+            return false;
+        }
+        if (rc != 0)
+            stage_log("card %u: %s", s->load.device, driver.text);
+    } else if (wanted > x->pool.n_held) {
+        (void)experts_grow(x, wanted, &reached, &driver);
+    }
+    vram_end(s, &driver);
+    return true;
+}
+
+void vram_advance(struct stage *s)
+{
+    if (s->run.busy)
+        return;
+    if (s->vram_moving) {
+        struct error driver = {0};
+        size_t reached;
+        s->vram_moving = false;
+        (void)experts_shrink_end(&s->experts, &reached, &driver);
+        vram_end(s, &driver);
+    }
+    while (s->n_vram > 0 && !s->quitting && vram_begin(s))
+        ;
+}
+
+bool vram_is_waiting(const struct stage *s)
+{
+    return s->n_vram > 0;
+}
+
+void vram_command(struct stage *s, const struct message *m)
+{
+    struct error err = {0};
+    struct vram_request request;
+    int rc = vram_request_parse(m, 1, &request, &err);
+    uint64_t total_mib = memory_now(s).total_bytes / MIB;
+    if (rc == 0 && !request.to_start && request.reserve_mib > total_mib)
+        rc = error_set(&err, EBB_ERANGE,
+                       "VRAM: a reserve of %llu MiB is more than the card has: %llu",
+                       (unsigned long long)request.reserve_mib, (unsigned long long)total_mib);
+    if (rc == 0 && s->n_vram == VRAM_QUEUE_MAX)
+        rc = error_set(&err, EBB_EBUSY, "VRAM: %d commands are waiting already", VRAM_QUEUE_MAX);
+    if (rc != 0) {
+        stage_refuse(s, "-", &err);
+        return;
+    }
+    s->vram[(s->vram_first + s->n_vram++) % VRAM_QUEUE_MAX] = (struct vram_pending){
+        .to_start = request.to_start, .reserve_mib = request.reserve_mib, .arrived_us = now_us()};
+}
+
+static const char *state_name(const struct stage *s)
+{
+    switch (s->state) {
+    case STAGE_EMPTY: return "empty";
+    case STAGE_HELD: return "held";
+    case STAGE_LOADING: return "loading";
+    case STAGE_SERVING: break;
+    }
+    return s->run.phase != RUN_IDLE ? "running" : "idle";
+}
+
+static void say_layers(const struct stage *s, struct line_writer *w)
+{
+    char layers[32];
+    (void)snprintf(layers, sizeof layers, "%u-%u", s->load.layer_first, s->load.layer_last);
+    line_key(w, "layers", layers);
+}
+
+void stat_command(struct stage *s)
+{
+    const struct experts *x = &s->experts;
+    struct vmm_memory mem = memory_now(s);
+    struct line_writer w;
+    line_begin(&w, s->line, sizeof s->line, "STAT");
+    line_u64(&w, "device", s->load.device);
+    line_key(&w, "kind", s->platform->kind);
+    line_text(&w, "name", s->card_name, strlen(s->card_name));
+    line_key(&w, "state", state_name(s));
+    say_layers(s, &w);
+    line_u64(&w, "total_mib", mem.total_bytes / MIB);
+    line_u64(&w, "free_mib", mem.free_bytes / MIB);
+    line_u64(&w, "foreign_mib", mem.foreign_bytes / MIB);
+    line_u64(&w, "reserve_mib", s->reserve_mib);
+    line_u64(&w, "base_mib", s->load.reserve_mib);
+    line_u64(&w, "segment_mib", segments_mib(s, 1));
+    line_u64(&w, "cache_mib", segments_mib(s, x->pool.n_held));
+    line_u64(&w, "cache_full_mib", segments_mib(s, x->n_segments_full));
+    line_u64(&w, "cache_floor_mib", segments_mib(s, x->n_segments_floor));
+    line_u64(&w, "slots", slots_now(s));
+    line_u64(&w, "slots_full", x->n_slots_full);
+    line_u64(&w, "slots_floor",
+             x->n_segments_floor * (x->cache != NULL ? cache_slots_per_segment(x->cache) : 0));
+    line_u64(&w, "resident", x->cache != NULL ? cache_n_resident(x->cache) : 0);
+    line_u64(&w, "kv_blocks", s->kv.shape.n_blocks);
+    line_u64(&w, "kv_blocks_free", s->kv.n_free);
+    line_u64(&w, "sequences", kv_n_sequences(&s->kv));
+    line_u64(&w, "prompt_chunk", s->load.chunk);
+    line_u64(&w, "steps", s->n_steps);
+    line_u64(&w, "hits", s->n_hits);
+    line_u64(&w, "lookups", s->n_lookups);
+    line_u64(&w, "promotions", x->n_promoted);
+    stage_say(s, &w);
+    line_begin(&w, s->line, sizeof s->line, "STAT-DONE");
+    stage_say(s, &w);
+}
+
+void ledger_read(struct stage *s, struct ledger *out)
+{
+    struct vmm_memory mem = memory_now(s);
+    memset(out, 0, sizeof *out);
+    out->owned_bytes[LEDGER_WEIGHTS] = s->weights.memory.bytes;
+    out->owned_bytes[LEDGER_KV] = s->kv.memory.bytes;
+    out->owned_bytes[LEDGER_CACHE] = s->experts.pool.n_held * s->experts.pool.segment_bytes;
+    out->owned_bytes[LEDGER_WORKSPACE] = s->forward.memory.bytes;
+    out->owned_bytes[LEDGER_LINK] = s->link_memory.bytes;
+    out->foreign_bytes = mem.foreign_bytes;
+    out->free_bytes = mem.free_bytes;
+    out->total_bytes = mem.total_bytes;
+    out->unexplained_bytes = (int64_t)mem.own_bytes;
+    for (int i = 0; i < LEDGER_N_OWNERS; i++)
+        out->unexplained_bytes -= (int64_t)out->owned_bytes[i];
+}
+
+void ledger_command(struct stage *s)
+{
+    struct ledger l;
+    struct line_writer w;
+    ledger_read(s, &l);
+    line_begin(&w, s->line, sizeof s->line, "LEDGER");
+    line_u64(&w, "device", s->load.device);
+    line_u64(&w, "total", l.total_bytes);
+    line_u64(&w, "free", l.free_bytes);
+    line_u64(&w, "foreign", l.foreign_bytes);
+    line_i64(&w, "unexplained", l.unexplained_bytes);
+    for (int i = 0; i < LEDGER_N_OWNERS; i++)
+        line_u64(&w, ledger_owner_name((enum ledger_owner)i), l.owned_bytes[i]);
+    stage_say(s, &w);
+    line_begin(&w, s->line, sizeof s->line, "LEDGER-DONE");
+    stage_say(s, &w);
+}
+
+void held_say(struct stage *s)
+{
+    struct ledger l;
+    struct line_writer w;
+    ledger_read(s, &l);
+    line_begin(&w, s->line, sizeof s->line, "HELD");
+    line_u64(&w, "device", s->load.device);
+    line_u64(&w, "stage", s->load.stage);
+    say_layers(s, &w);
+    for (int i = 0; i < LEDGER_N_OWNERS; i++)
+        line_u64(&w, ledger_owner_name((enum ledger_owner)i), l.owned_bytes[i]);
+    line_u64(&w, "free", l.free_bytes);
+    line_u64(&w, "total", l.total_bytes);
+    line_u64(&w, "slots", slots_now(s));
+    line_u64(&w, "slots_full", s->experts.n_slots_full);
+    line_u64(&w, "kv_blocks", s->kv.shape.n_blocks);
+    line_u64(&w, "block_tokens", KV_BLOCK_TOKENS);
+    stage_say(s, &w);
+}
