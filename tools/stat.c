@@ -13,7 +13,7 @@ static const struct kit_column stat_columns[] = {
     {"kind", "kind", true, 0},
     {"layers", "layers", true, 0},
     {"state", "state", true, 0},
-    {"total", "total_mib", false, 0},
+    {"total MiB", "total_mib", false, 0},
     {"free", "free_mib", false, 0},
     {"cache", "cache_mib", false, 0},
     {"of", "cache_full_mib", false, 0},
@@ -29,7 +29,7 @@ static const struct kit_column stat_columns[] = {
 
 static const struct kit_column ledger_columns[] = {
     {"card", "device", false, 0},
-    {"total", "total", false, MIB},
+    {"total MiB", "total", false, MIB},
     {"free", "free", false, MIB},
     {"others", "foreign", false, MIB},
     {"unexplained", "unexplained", false, MIB},

@@ -13,7 +13,7 @@
 static const struct kit_column memory_columns[] = {
     {"card", "device", false, 0},         {"kind", "kind", true, 0},
     {"layers", "layers", true, 0},        {"state", "state", true, 0},
-    {"total", "total_mib", false, 0},     {"free", "free_mib", false, 0},
+    {"total MiB", "total_mib", false, 0}, {"free", "free_mib", false, 0},
     {"reserve", "reserve_mib", false, 0}, {"cache", "cache_mib", false, 0},
     {"full", "cache_full_mib", false, 0}, {"floor", "cache_floor_mib", false, 0},
     {"others", "foreign_mib", false, 0},

@@ -39,7 +39,7 @@ void kit_reply_print(FILE *out, const struct kit_reply *r); /* the protocol's li
 struct kit_column {
     const char *title, *key;
     bool is_text;  /* to the left; numbers go to the right */
-    uint64_t unit; /* the number is divided by this, rounded down; 0: as it is */
+    uint64_t unit; /* shown in this, with one decimal; 0: as it is */
 };
 void kit_table_print(FILE *out, const struct kit_reply *r, const struct kit_column *columns,
                      size_t n_columns);

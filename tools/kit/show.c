@@ -6,7 +6,6 @@
 #include "tools/kit/kit.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,7 +23,7 @@ static void cell_write(const struct message *m, const struct kit_column *column,
             n_bytes = (size_t)snprintf(cell, CELL_BYTES_MAX, "?");
         cell[n_bytes] = '\0';
     } else if (column->unit > 0 && parse_u64(value, 0, UINT64_MAX, &number) == 0) {
-        (void)snprintf(cell, CELL_BYTES_MAX, "%" PRIu64, number / column->unit);
+        (void)snprintf(cell, CELL_BYTES_MAX, "%.1f", (double)number / (double)column->unit);
     } else {
         (void)snprintf(cell, CELL_BYTES_MAX, "%s", value);
     }
