@@ -10,7 +10,7 @@
 
 static const struct kit_column stat_columns[] = {
     {"card", "device", false, 0},
-    {"kind", "kind", true, 0},
+    {"name", "name", true, 0},
     {"layers", "layers", true, 0},
     {"state", "state", true, 0},
     {"total MiB", "total_mib", false, 0},

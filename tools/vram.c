@@ -11,7 +11,7 @@
 #include "tools/kit/kit.h"
 
 static const struct kit_column memory_columns[] = {
-    {"card", "device", false, 0},         {"kind", "kind", true, 0},
+    {"card", "device", false, 0},         {"name", "name", true, 0},
     {"layers", "layers", true, 0},        {"state", "state", true, 0},
     {"total MiB", "total_mib", false, 0}, {"free", "free_mib", false, 0},
     {"reserve", "reserve_mib", false, 0}, {"cache", "cache_mib", false, 0},
