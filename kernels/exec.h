@@ -54,6 +54,10 @@ struct exec_driver {
     int (*host_register)(struct exec *e, const void *base, size_t bytes, struct error *err);
     void (*host_unregister)(struct exec *e, const void *base);
 
+    /* Memory that kernels and the control thread both see at one address, zeroed: the per-step buffers. */
+    int (*shared_alloc)(struct exec *e, size_t bytes, void **base, struct error *err);
+    void (*shared_free)(struct exec *e, void *base); /* NULL is fine */
+
     /* A number that a stream publishes in order and the control thread reads without a call into the driver. */
     int (*doorbell_open)(struct exec *e, struct exec_doorbell **bell, struct error *err);
     void (*doorbell_close)(struct exec_doorbell *bell);

@@ -336,6 +336,24 @@ static int cpu_host_register(struct exec *e, const void *base, size_t bytes, str
     return 0;
 }
 
+/* The CPU's kernels see all host memory; lines of their own keep buffers from sharing one. */
+static int cpu_shared_alloc(struct exec *e, size_t bytes, void **base, struct error *err)
+{
+    (void)e;
+    size_t rounded = (bytes + 63) / 64 * 64;
+    *base = rounded >= bytes ? aligned_alloc(64, rounded > 0 ? rounded : 64) : NULL;
+    if (*base == NULL)
+        return error_set(err, EBB_ENOMEM, "exec: no memory for %zu shared bytes", bytes);
+    memset(*base, 0, rounded);
+    return 0;
+}
+
+static void cpu_shared_free(struct exec *e, void *base)
+{
+    (void)e;
+    free(base);
+}
+
 static void cpu_host_unregister(struct exec *e, const void *base)
 {
     (void)e, (void)base;
@@ -459,6 +477,8 @@ const struct exec_driver exec_cpu = {
     .graph_close = cpu_graph_close,
     .host_register = cpu_host_register,
     .host_unregister = cpu_host_unregister,
+    .shared_alloc = cpu_shared_alloc,
+    .shared_free = cpu_shared_free,
     .doorbell_open = sync_cpu_doorbell_open,
     .doorbell_close = sync_cpu_doorbell_close,
     .doorbell_ring = sync_cpu_doorbell_ring,
