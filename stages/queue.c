@@ -246,8 +246,8 @@ void queue_rows(struct stage *s, const struct message *m)
         stage_refuse(s, "-", &err);
         return;
     }
-    if (it->broken.code == 0)
-        (void)rows_add(s, it, m, &it->broken);
+    if (it->broken.code == 0 && rows_add(s, it, m, &err) != 0)
+        it->broken = err;
 }
 
 static int step_close(struct item *it, const struct message *m, struct error *err)

@@ -257,7 +257,7 @@ static void usage(FILE *out, const struct platform *p)
         "  LOAD model=model.gguf     answers HELD: all memory is made\n"
         "  GO                        reads the weights, answers LOADED\n"
         "  ROWS epoch=0 step=1 seq=0 pos=0 ids=1,2,3 want=last\n"
-        "  STEP epoch=0 step=1       answers TOK and RAN\n"
+        "  STEP epoch=0 step=1 rows=3  answers TOK and RAN\n"
         "  VRAM 100, STAT, LEDGER, PING x, QUIT\n\n"
         "exit status: 0 ended as asked, 1 the card or its driver failed, 2 bad usage\n",
         p->program, p->program, p->kind);
