@@ -9,16 +9,14 @@
  * Threads: the stage's control thread only. Refuses: a second peer, frames larger than a tile.
  */
 #include "stages/link.h"
+#include "stages/link_address.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
-#include <netdb.h>
+#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #define FRAME_MAGIC 0x4c424245u /* "EBBL" */
@@ -111,64 +109,6 @@ fail:
     return rc;
 }
 
-static int random_hex(char *out, size_t n_digits, struct error *err)
-{
-    unsigned char bytes[16];
-    if (getrandom(bytes, sizeof bytes, 0) != (ssize_t)sizeof bytes)
-        return error_set(err, EBB_EIO, "link: no random numbers: %s", strerror(errno));
-    for (size_t i = 0; i < n_digits; i++)
-        out[i] = "0123456789abcdef"[bytes[i / 2] >> (i % 2 * 4) & 15];
-    out[n_digits] = '\0';
-    return 0;
-}
-
-static socklen_t unix_address(struct sockaddr_un *sa, const char *name)
-{
-    memset(sa, 0, sizeof *sa);
-    sa->sun_family = AF_UNIX;
-    size_t n = strnlen(name, sizeof sa->sun_path - 2);
-    memcpy(sa->sun_path + 1, name, n);
-    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n);
-}
-
-static int listen_unix(struct link *l, char address[LINK_ADDRESS_MAX], struct error *err)
-{
-    char name[64] = "ebbtide-link-";
-    struct sockaddr_un sa;
-    int rc = random_hex(name + strlen(name), 32, err);
-    if (rc != 0)
-        return rc;
-    l->fd_listen = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    socklen_t n = unix_address(&sa, name);
-    if (l->fd_listen < 0 || bind(l->fd_listen, (struct sockaddr *)&sa, n) != 0 ||
-        listen(l->fd_listen, 4) != 0)
-        return error_set(err, EBB_EIO, "link: cannot listen: %s", strerror(errno));
-    (void)snprintf(address, LINK_ADDRESS_MAX, "unix:%s", name);
-    return 0;
-}
-
-static int listen_tcp(struct link *l, const char *host, char address[LINK_ADDRESS_MAX],
-                      struct error *err)
-{
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *list = NULL;
-    int rc = getaddrinfo(host, "0", &hints, &list);
-    if (rc != 0)
-        return error_set(err, EBB_ENOENT, "link: host %s: %s", host, gai_strerror(rc));
-    l->fd_listen = socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    bool ok = l->fd_listen >= 0 && bind(l->fd_listen, list->ai_addr, list->ai_addrlen) == 0 &&
-              listen(l->fd_listen, 4) == 0;
-    freeaddrinfo(list);
-    struct sockaddr_storage sa;
-    socklen_t n = sizeof sa;
-    char port[16];
-    if (!ok || getsockname(l->fd_listen, (struct sockaddr *)&sa, &n) != 0 ||
-        getnameinfo((struct sockaddr *)&sa, n, NULL, 0, port, sizeof port, NI_NUMERICSERV) != 0)
-        return error_set(err, EBB_EIO, "link: cannot listen on %s: %s", host, strerror(errno));
-    if (snprintf(address, LINK_ADDRESS_MAX, "tcp:%s:%s", host, port) >= LINK_ADDRESS_MAX)
-        return error_set(err, EBB_ERANGE, "link: host name too long");
-    return 0;
-}
-
 static int socket_listen(struct link **out, const struct link_settings *settings, const char *host,
                          char address[LINK_ADDRESS_MAX], char key[LINK_KEY_MAX], struct error *err)
 {
@@ -178,9 +118,9 @@ static int socket_listen(struct link **out, const struct link_settings *settings
         return rc;
     l->is_listener = true;
     l->state = LINK_LISTENING;
-    rc = random_hex(l->key, 32, err);
+    rc = link_key_make(l->key, err);
     if (rc == 0)
-        rc = host == NULL ? listen_unix(l, address, err) : listen_tcp(l, host, address, err);
+        rc = link_address_listen(host, address, &l->fd_listen, err);
     if (rc != 0) {
         socket_close(l);
         return rc;
@@ -197,49 +137,9 @@ static void fd_tune(int fd)
                      sizeof one); /* fails on unix sockets: nothing to tune there */
 }
 
-static int connect_tcp(const char *address, struct error *err)
-{
-    char host[LINK_ADDRESS_MAX];
-    const char *colon = strrchr(address, ':');
-    if (colon == NULL || (size_t)(colon - address) >= sizeof host)
-        return error_set(err, EBB_EINVAL, "link: address %s: wants tcp:host:port", address);
-    memcpy(host, address, (size_t)(colon - address));
-    host[colon - address] = '\0';
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list = NULL;
-    int rc = getaddrinfo(host, colon + 1, &hints, &list);
-    if (rc != 0)
-        return error_set(err, EBB_ENOENT, "link: %s: %s", address, gai_strerror(rc));
-    int fd = socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd >= 0 && connect(fd, list->ai_addr, list->ai_addrlen) != 0 && errno != EINPROGRESS) {
-        (void)close(fd);
-        fd = -1;
-    }
-    freeaddrinfo(list);
-    return fd >= 0 ? fd
-                   : error_set(err, EBB_EPEER, "link: cannot connect to %s: %s", address,
-                               strerror(errno));
-}
-
-static int connect_unix(const char *name, struct error *err)
-{
-    struct sockaddr_un sa;
-    socklen_t n = unix_address(&sa, name);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd >= 0 && connect(fd, (struct sockaddr *)&sa, n) == 0)
-        return fd;
-    int saved = errno;
-    if (fd >= 0)
-        (void)close(fd);
-    return error_set(err, EBB_EPEER, "link: cannot connect to %s: %s", name, strerror(saved));
-}
-
 static int socket_connect(struct link **out, const struct link_settings *settings,
                           const char *address, const char *key, struct error *err)
 {
-    bool is_unix = strncmp(address, "unix:", 5) == 0;
-    if (!is_unix && strncmp(address, "tcp:", 4) != 0)
-        return error_set(err, EBB_EINVAL, "link: address %s: wants unix:NAME or tcp:HOST:PORT",
-                         address);
     if (strlen(key) != 32)
         return error_set(err, EBB_EINVAL, "link: key wants 32 hex digits, got %zu characters",
                          strlen(key));
@@ -247,12 +147,11 @@ static int socket_connect(struct link **out, const struct link_settings *setting
     int rc = link_new(&l, settings, err);
     if (rc != 0)
         return rc;
-    rc = is_unix ? connect_unix(address + 5, err) : connect_tcp(address + 4, err);
-    if (rc < 0) {
+    rc = link_address_dial(address, &l->fd, err);
+    if (rc != 0) {
         socket_close(l);
         return rc;
     }
-    l->fd = rc;
     fd_tune(l->fd);
     l->state = LINK_CONNECTING;
     memcpy(l->hello.greeting, greeting, sizeof greeting);
