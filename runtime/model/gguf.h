@@ -1,7 +1,8 @@
 /* runtime/model/gguf.h - the container: header, metadata and tensor table of a GGUF file, mapped and checked.
  *
  * Format: ggml-org/ggml docs/gguf.md, version 3, little-endian. Every length and count is checked against what is left of
- * the file before it is used, products against overflow; nothing is believed. Strings stay in the mapping.
+ * the file before it is used, products against overflow; nothing is believed. Strings stay in the mapping. Threads: read-only after open, any number may read.
+ * Out of scope: a file that shrinks while it is mapped ends the process with SIGBUS when a lost page is touched.
  */
 #pragma once
 #include <stdbool.h>
@@ -39,6 +40,8 @@ struct gguf_tensor {
 
 struct gguf; /* opaque; gguf.c */
 
+/* EBB_ENOENT, EBB_EIO, EBB_EFORMAT (err: file, field, wanted, got), EBB_EUNSUPPORTED (version, by number), EBB_ENOMEM. On success
+ * every tensor of a known type lies in the file, aligned, and shares no byte with another. */
 int gguf_open(struct gguf **g, const char *path, struct error *err);
 void gguf_close(struct gguf *g);
 const char *gguf_path(const struct gguf *g);

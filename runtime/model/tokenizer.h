@@ -24,13 +24,17 @@ bool tokenizer_is_end(const struct tokenizer *t, int32_t id); /* eos, or an end-
 int32_t tokenizer_special(const struct tokenizer *t, const char *text); /* id of a control token by its exact text, -1: none */
 
 /* Appends the ids of n_bytes of text to ids[*n_ids ..ids_max). parse_special: control tokens written out in the text become
- * their ids; otherwise they are ordinary characters. Any bytes are accepted, invalid UTF-8 and NUL included. EBB_ERANGE: more than ids_max (nothing
+ * their ids; otherwise they are ordinary characters. (Tokens that the file calls user-defined, runs of spaces for example,
+ * are ordinary text of the model and are always recognised.) Any bytes are accepted, invalid UTF-8 and NUL included. EBB_ERANGE: more than ids_max (nothing
  * appended). */
 int tokenizer_encode(struct tokenizer *t, const char *text, size_t n_bytes, bool parse_special, int32_t *ids,
                      size_t ids_max, size_t *n_ids, struct error *err);
 
 /* The bytes of one id; control tokens give 0 bytes. EBB_ERANGE: no such id. */
 int tokenizer_piece(const struct tokenizer *t, int32_t id, const char **bytes, size_t *n_bytes);
+
+/* The same, but a control token gives the text by which tokenizer_encode() recognises it: for showing, not for output. */
+int tokenizer_text(const struct tokenizer *t, int32_t id, const char **bytes, size_t *n_bytes);
 
 /* Whole characters while streaming: add a piece, take what is complete UTF-8. Bytes that can never become a character pass
  * through at once. flush gives what is left. `out` must hold pending (<= 3) + piece bytes. Returns bytes written. */
