@@ -42,7 +42,8 @@ int bytes_read(const char *path, char **bytes, size_t *n_bytes,
                struct error *err); /* "-" = stdin; *bytes is the caller's */
 int ids_read(const struct settings *s, char **list,
              struct error *err); /* of --ids or --ids-file: "1,2,3", the caller's */
-int request_text(struct channel *c, const char *tag, const char *role, const char *bytes,
+/* The whole text as one prompt (s->chat: a user's turn), however long. */
+int request_text(struct channel *c, const char *tag, const struct settings *s, const char *bytes,
                  size_t n_bytes, struct error *err);
 int request_ids(struct channel *c, const char *tag, const char *list, struct error *err);
 int request_line(struct channel *c, struct line_writer *w,

@@ -1,7 +1,8 @@
 /* runtime/cmd_request.c - a request's text or ids as PART lines, and the events that come back.
  *
- * A PART stays well below the limit of a line and is cut between whole characters, so what is joined at the other end is
- * the same bytes. Used by the caller's thread, except for the two readers of files, which run before there is one.
+ * A text goes to the engine as text while it fits one line. A longer one is cut into ids here, with the model's own
+ * tokenizer: the engine tokenises part by part, so ids are what keeps a long text one text and a long turn one turn. Used
+ * by the caller's thread, except for the two readers of files, which run before there is one.
  */
 #include "runtime/cmd_client.h"
 
@@ -11,8 +12,10 @@
 #include <string.h>
 
 #include "protocol/client.h"
+#include "runtime/model/chat.h"
+#include "runtime/model/gguf.h"
 
-#define PART_BYTES_MAX   60000
+#define TEXT_BYTES_MAX   20000 /* three bytes each in a line at most, which leaves it below 60 KB */
 #define PROMPT_BYTES_MAX ((size_t)64 << 20)
 #define IDS_PER_PART     4096
 
@@ -100,63 +103,91 @@ int request_line(struct channel *c, struct line_writer *w, struct error *err)
     return 0;
 }
 
-static bool is_continuation(char byte)
+static int text_line(struct channel *c, const char *tag, const char *role, const char *bytes,
+                     size_t n_bytes, struct error *err)
 {
-    return ((unsigned char)byte & 0xC0) == 0x80;
+    char buffer[LINE_BYTES_MAX];
+    struct line_writer w;
+    line_begin(&w, buffer, sizeof buffer, "PART");
+    line_bare(&w, tag);
+    if (role != NULL)
+        line_key(&w, "role", role);
+    line_text(&w, "text", bytes, n_bytes);
+    return request_line(c, &w, err);
 }
 
-/* How many of the bytes go into one PART if each may take three: all, or up to the start of a character. */
-static size_t part_take(const char *bytes, size_t n_bytes)
-{
-    size_t n = PART_BYTES_MAX / 3;
-    if (n_bytes <= n)
-        return n_bytes;
-    for (size_t back = 0; back < 4; back++)
-        if (!is_continuation(bytes[n - back]))
-            return n - back;
-    return n;
-}
-
-int request_text(struct channel *c, const char *tag, const char *role, const char *bytes,
-                 size_t n_bytes, struct error *err)
+static int ids_lines(struct channel *c, const char *tag, const int32_t *ids, size_t n_ids,
+                     struct error *err)
 {
     char buffer[LINE_BYTES_MAX];
     int code = 0;
-    do {
+    for (size_t at = 0; at < n_ids && code == 0; at += IDS_PER_PART) {
+        size_t n = n_ids - at < IDS_PER_PART ? n_ids - at : IDS_PER_PART;
         struct line_writer w;
-        size_t n = part_take(bytes, n_bytes);
         line_begin(&w, buffer, sizeof buffer, "PART");
         line_bare(&w, tag);
-        if (role != NULL)
-            line_key(&w, "role", role);
-        line_text(&w, "text", bytes, n);
+        line_ids(&w, "ids", ids + at, n);
         code = request_line(c, &w, err);
-        bytes += n;
-        n_bytes -= n;
-    } while (code == 0 && n_bytes > 0);
+    }
     return code;
+}
+
+/* What the engine would make of the text if it came in one part. */
+static int text_cut(struct tokenizer *t, bool chat, const char *bytes, size_t n_bytes, int32_t *ids,
+                    size_t ids_max, size_t *n_ids, struct error *err)
+{
+    int code;
+    if (!chat) {
+        if (tokenizer_adds_bos(t) && tokenizer_bos(t) >= 0)
+            ids[(*n_ids)++] = tokenizer_bos(t);
+        return tokenizer_encode(t, bytes, n_bytes, true, ids, ids_max, n_ids, err);
+    }
+    code = chat_turn(t, CHAT_USER, bytes, n_bytes, ids, ids_max, n_ids, err);
+    return code != 0 ? code : chat_answer_begin(t, ids, ids_max, n_ids, err);
+}
+
+static int long_text(struct channel *c, const char *tag, const struct settings *s,
+                     const char *bytes, size_t n_bytes, struct error *err)
+{
+    size_t ids_max = n_bytes + 256, n_ids = 0;
+    struct tokenizer *t = NULL;
+    struct gguf *g = NULL;
+    int32_t *ids = malloc(ids_max * sizeof *ids);
+    int code = ids != NULL ? gguf_open(&g, s->model, err)
+                           : error_set(err, EBB_ENOMEM, "out of memory for the prompt's ids");
+    if (code == 0)
+        code = tokenizer_open(&t, g, err);
+    if (code == 0)
+        code = text_cut(t, s->chat, bytes, n_bytes, ids, ids_max, &n_ids, err);
+    if (code == 0)
+        code = ids_lines(c, tag, ids, n_ids, err);
+    if (t != NULL)
+        tokenizer_close(t);
+    if (g != NULL)
+        gguf_close(g);
+    free(ids);
+    return code;
+}
+
+int request_text(struct channel *c, const char *tag, const struct settings *s, const char *bytes,
+                 size_t n_bytes, struct error *err)
+{
+    if (n_bytes <= TEXT_BYTES_MAX)
+        return text_line(c, tag, s->chat ? "user" : NULL, bytes, n_bytes, err);
+    return long_text(c, tag, s, bytes, n_bytes, err);
 }
 
 int request_ids(struct channel *c, const char *tag, const char *list, struct error *err)
 {
-    char buffer[LINE_BYTES_MAX];
     int32_t ids[IDS_PER_PART];
-    int got = 1;
-    while (got > 0) {
-        struct line_writer w;
+    int code = 0, got = 1;
+    while (got > 0 && code == 0) {
         size_t n = 0;
         while (n < IDS_PER_PART && (got = ids_next(&list, INT32_MAX, &ids[n], err)) > 0)
             n++;
-        if (got < 0 || n == 0)
-            return got;
-        line_begin(&w, buffer, sizeof buffer, "PART");
-        line_bare(&w, tag);
-        line_ids(&w, "ids", ids, n);
-        int code = request_line(c, &w, err);
-        if (code != 0)
-            return code;
+        code = got < 0 ? got : ids_lines(c, tag, ids, n, err);
     }
-    return 0;
+    return code;
 }
 
 /* `ERR <tag> <code> <text>`: the text is what a person wants to read. */

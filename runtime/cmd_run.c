@@ -95,7 +95,7 @@ static int speak(void *ctx, struct channel *c, struct error *err)
     if (r->ids != NULL)
         code = request_ids(c, TAG, r->ids, err);
     else
-        code = request_text(c, TAG, r->s->chat ? "user" : NULL, r->prompt, r->n_prompt, err);
+        code = request_text(c, TAG, r->s, r->prompt, r->n_prompt, err);
     if (code == 0)
         code = gen_send(r->s, c, err);
     if (code == 0)
@@ -106,13 +106,22 @@ static int speak(void *ctx, struct channel *c, struct error *err)
     return code;
 }
 
-static double per_second(uint64_t n, double ms)
+/* " 412 tok/s", or nothing where no time was measured. */
+struct rate {
+    char text[32];
+};
+static struct rate rate_of(uint64_t n, double ms)
 {
-    return ms > 0 ? (double)n * 1000.0 / ms : 0;
+    struct rate r = {""};
+    if (n > 0 && ms > 0)
+        (void)snprintf(r.text, sizeof r.text, " %.0f tok/s", (double)n * 1000.0 / ms);
+    return r;
 }
 
+/* The first token is the prompt's work, so decoding is measured from it: over one token less. */
 static void figures_say(const struct run *r, struct console *console)
 {
+    uint64_t n_decoded = r->n_generated > 0 ? r->n_generated - 1 : 0;
     char hits[32] = "";
     if (!r->done)
         return;
@@ -120,10 +129,9 @@ static void figures_say(const struct run *r, struct console *console)
         (void)snprintf(hits, sizeof hits, ", expert hits %.1f %%",
                        100.0 * (double)r->hits / (double)r->lookups);
     console_say(console, CONSOLE_WARN,
-                "%" PRIu64 " prompt tokens %.0f tok/s, %" PRIu64 " generated %.0f tok/s%s, %" PRIu64
-                " card%s",
-                r->n_prompt_tokens, per_second(r->n_prompt_tokens - r->n_reused, r->prefill_ms),
-                r->n_generated, per_second(r->n_generated, r->decode_ms), hits, r->n_cards,
+                "%" PRIu64 " prompt tokens%s, %" PRIu64 " generated%s%s, %" PRIu64 " card%s",
+                r->n_prompt_tokens, rate_of(r->n_prompt_tokens - r->n_reused, r->prefill_ms).text,
+                r->n_generated, rate_of(n_decoded, r->decode_ms).text, hits, r->n_cards,
                 r->n_cards == 1 ? "" : "s");
 }
 

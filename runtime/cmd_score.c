@@ -53,7 +53,7 @@ static int request_send(const struct score *score, struct channel *c, struct err
     char buffer[256];
     struct line_writer w;
     int code = score->ids != NULL ? request_ids(c, TAG, score->ids, err)
-                                  : request_text(c, TAG, NULL, text, strlen(text), err);
+                                  : request_text(c, TAG, score->s, text, strlen(text), err);
     if (code != 0)
         return code;
     line_begin(&w, buffer, sizeof buffer, "SCORE");
