@@ -1,9 +1,11 @@
-/* tests/foreign_holder.c - a program that has nothing to do with ebbtide and sits on a CPU card's memory.
+/* tests/foreign_holder.c - a program that has nothing to do with ebbtide and sits on a CPU card's
+ * memory.
  *
  *   foreign-holder --namespace X --device K --mib N [--runtime-dir D]
  *
- * Takes N MiB of cpu:K in the account of namespace X, prints "held", waits for the end of its stdin and gives back. It knows
- * no capacity: like a foreign program it takes what it wants. Exit: 0, 1 when the account refuses, 2 for a wrong call.
+ * Takes N MiB of cpu:K in the account of namespace X, prints "held", waits for the end of its stdin
+ * and gives back. It knows no capacity: like a foreign program it takes what it wants. Exit: 0, 1
+ * when the account refuses, 2 for a wrong call.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,13 +1,15 @@
 /* vmm/account.c - the shared account of CPU cards: a table in a lock file.
  *
- * Every operation is one act under the file's lock (flock on this account's own open file, so that accounts of one process
- * exclude each other too): read the whole table, forget the dead, sum, write at most one's own entry with one pwrite. A
- * process killed anywhere in between leaves an entry that is old, new or broken; the first two have an owner who is dead,
- * the third fails its check sum, and the lock goes with the process. A process that is stopped while it holds the lock
+ * Every operation is one act under the file's lock (flock on this account's own open file, so that
+ * accounts of one process exclude each other too): read the whole table, forget the dead, sum,
+ * write at most one's own entry with one pwrite. A process killed anywhere in between leaves an
+ * entry that is old, new or broken; the first two have an owner who is dead, the third fails its
+ * check sum, and the lock goes with the process. A process that is stopped while it holds the lock
  * would stop every other, so waiting is bounded and ends in an error that says so.
  *
- * Refuses: a directory or file of another user or writable by others, a symbolic link in their place, use by a forked
- * child. Lifetimes: the account owns its descriptor; if the file is removed under it, the next call makes a new one.
+ * Refuses: a directory or file of another user or writable by others, a symbolic link in their
+ * place, use by a forked child. Lifetimes: the account owns its descriptor; if the file is removed
+ * under it, the next call makes a new one.
  */
 #include "vmm/account.h"
 
@@ -74,8 +76,9 @@ static bool entry_is_whole(const struct table_entry *e)
     return e->pid > 0 && e->check == check_of(e, offsetof(struct table_entry, check));
 }
 
-/* State, number of threads and start time (in ticks since boot) of a process, from /proc/<pid>/stat: fields 3, 20 and 22
- * of proc(5). The name in field 2 may hold anything, so counting starts after the last ')'. 0, or an errno. */
+/* State, number of threads and start time (in ticks since boot) of a process, from
+ * /proc/<pid>/stat: fields 3, 20 and 22 of proc(5). The name in field 2 may hold anything, so
+ * counting starts after the last ')'. 0, or an errno. */
 static int process_stat(pid_t pid, char *state, long *n_threads, uint64_t *start_time)
 {
     char path[64], text[2048];
@@ -106,8 +109,9 @@ static int process_stat(pid_t pid, char *state, long *n_threads, uint64_t *start
     return 0;
 }
 
-/* A zombie has given its memory back already; a dead first thread with others still running has not. What cannot be found
- * out (no descriptor left to read /proc with) counts as alive: too little free is safe, too much is not. */
+/* A zombie has given its memory back already; a dead first thread with others still running has
+ * not. What cannot be found out (no descriptor left to read /proc with) counts as alive: too little
+ * free is safe, too much is not. */
 static bool owner_lives(const struct table_entry *e)
 {
     char state = '?';
@@ -246,7 +250,8 @@ static int entry_write(struct account *a, struct table *t, size_t index, struct 
                     offsetof(struct table, entries) + index * sizeof t->entries[index], err);
 }
 
-/* An empty file is a new one. A broken one is made anew, unless that would forget somebody who is still there. */
+/* An empty file is a new one. A broken one is made anew, unless that would forget somebody who is
+ * still there. */
 static int table_make(struct account *a, struct table *t, struct error *err)
 {
     for (size_t i = 0; i < TABLE_N_ENTRIES; i++) {
@@ -292,7 +297,8 @@ static uint64_t add_capped(uint64_t a, uint64_t b)
     return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
-/* Sums up the living and clears the entries of the dead (in the file too: best effort, they count for nothing). */
+/* Sums up the living and clears the entries of the dead (in the file too: best effort, they count
+ * for nothing). */
 static void table_scan(struct account *a, struct table *t, struct table_scan *s)
 {
     *s = (struct table_scan){.mine = NO_ENTRY, .unused = NO_ENTRY};

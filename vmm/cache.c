@@ -1,11 +1,12 @@
 /* vmm/cache.c - residency: keys, slots, heat, and growing. Shrinking is cache_shrink.c.
  *
- * Owns one region and all tables; everything is allocated in cache_open, nothing later. The cache never touches the bytes of
- * a slot: it says where, and the caller copies. One shrink may be pending; until it ends, residency is frozen (insert and
- * grow answer EBB_EBUSY), lookups give the old addresses, and touches count on.
+ * Owns one region and all tables; everything is allocated in cache_open, nothing later. The cache
+ * never touches the bytes of a slot: it says where, and the caller copies. One shrink may be
+ * pending; until it ends, residency is frozen (insert and grow answer EBB_EBUSY), lookups give the
+ * old addresses, and touches count on.
  *
- * Refuses: slots larger than a segment, keys outside groups x indexes (lookups answer "no slot", touches are ignored), more
- * than 2^32 - 2 keys or slots. Threads: one owner.
+ * Refuses: slots larger than a segment, keys outside groups x indexes (lookups answer "no slot",
+ * touches are ignored), more than 2^32 - 2 keys or slots. Threads: one owner.
  */
 #include "vmm/cache.h"
 
@@ -185,9 +186,9 @@ void cache_touch(struct cache *c, struct cache_key key, double weight)
     if (heat_touch(&c->heat, number, weight))
         cache_orders_rebuild(c);
     else if (c->slot_of_key[number] == CACHE_NONE)
-        heat_order_moved(&c->absent, number);
+        heat_order_risen(&c->absent, number);
     else if (c->state[c->slot_of_key[number]] == CACHE_SLOT_RESIDENT)
-        heat_order_moved(&c->resident, number);
+        heat_order_risen(&c->resident, number);
 }
 
 double cache_heat(const struct cache *c, struct cache_key key)
@@ -198,9 +199,10 @@ double cache_heat(const struct cache *c, struct cache_key key)
 
 static bool order_first(const struct cache *c, const struct heat_order *o, struct cache_key *key)
 {
-    if (o->n == 0)
+    uint32_t number;
+    if (!heat_order_first(o, &number))
         return false;
-    *key = cache_key_of(c, o->keys[0]);
+    *key = cache_key_of(c, number);
     return true;
 }
 
@@ -228,6 +230,22 @@ static uint32_t slot_find_free(const struct cache *c)
     return (uint32_t)slot;
 }
 
+/* The coldest resident key loses its slot to `number` if it is colder. Its slot, or CACHE_NONE. */
+static uint32_t slot_take_over(struct cache *c, uint32_t number, struct cache_key *evicted)
+{
+    uint32_t coldest;
+    if (!heat_order_first(&c->resident, &coldest) || !heat_is_hotter(&c->heat, number, coldest))
+        return CACHE_NONE;
+    uint32_t slot = c->slot_of_key[coldest];
+    heat_order_remove(&c->resident, coldest);
+    heat_order_add(&c->absent, coldest);
+    c->slot_of_key[coldest] = CACHE_NONE;
+    c->n_used[slot / c->slots_per_segment]--;
+    c->n_resident--;
+    *evicted = cache_key_of(c, coldest);
+    return slot;
+}
+
 int cache_insert(struct cache *c, struct cache_key key, size_t *slot_out, bool *did_evict,
                  struct cache_key *evicted, struct error *err)
 {
@@ -243,24 +261,17 @@ int cache_insert(struct cache *c, struct cache_key key, size_t *slot_out, bool *
         return error_set(err, EBB_EBUSY, "cache: a shrink is under way");
     uint32_t slot = slot_find_free(c);
     if (slot == CACHE_NONE) {
-        uint32_t coldest = c->resident.n > 0 ? c->resident.keys[0] : CACHE_NONE;
-        if (coldest == CACHE_NONE || !heat_is_hotter(&c->heat, number, coldest))
+        slot = slot_take_over(c, number, evicted);
+        if (slot == CACHE_NONE)
             return error_set(err, EBB_EBUSY, "cache: no slot for key (%u, %u) among %zu", key.group,
                              key.index, cache_n_slots(c));
-        slot = c->slot_of_key[coldest];
-        heat_order_remove(&c->resident, coldest);
-        heat_order_add(&c->absent, coldest);
-        c->slot_of_key[coldest] = CACHE_NONE;
-        c->n_resident--;
         *did_evict = true;
-        *evicted = cache_key_of(c, coldest);
-    } else {
-        c->n_used[slot / c->slots_per_segment]++;
     }
     heat_order_remove(&c->absent, number);
     c->slot_of_key[number] = slot;
     c->key_of_slot[slot] = number;
     c->state[slot] = CACHE_SLOT_FILLING;
+    c->n_used[slot / c->slots_per_segment]++;
     c->n_filling++;
     *slot_out = slot;
     return 0;

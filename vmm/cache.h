@@ -1,14 +1,20 @@
-/* vmm/cache.h - a cache of equal slots in a region: which (group, index) is where, how hot each key is, who goes first.
+/* vmm/cache.h - a cache of equal slots in a region: which (group, index) is where, how hot each key
+ * is, who goes first.
  *
- * Slots never straddle segments: slots_per_segment = segment_bytes / slot_bytes, so any segment can leave. The cache
- * decides and accounts; it copies nothing. Who moves bytes is the caller, in three kinds of plan:
- *   insert   cache_insert() gives a key a slot (free, or the coldest evictable one): fill it, then cache_publish()
- *   shrink   cache_shrink_begin() picks the segments that leave and lists moves so that afterwards the resident keys are
- *            exactly the hottest that fit; copy them, wait, then cache_shrink_end() unbacks and returns the segments
+ * Slots never straddle segments: slots_per_segment = segment_bytes / slot_bytes, so any segment can
+ * leave. The cache decides and accounts; it copies nothing. Who moves bytes is the caller, in three
+ * kinds of plan:
+ *   insert   cache_insert() gives a key a slot (free, or the coldest evictable one): fill it, then
+ *            cache_publish()
+ *   shrink   cache_shrink_begin() picks the segments that leave and lists moves so that afterwards
+ *            the resident keys are exactly the hottest that fit; copy them, wait, then
+ *            cache_shrink_end() unbacks and returns the segments
  *   grow     cache_grow() backs more segments with free segments of the pool; slots are empty
- * Keys are (group, index): the cache knows no layers. Heat decays exponentially, in O(1) a touch: values are kept relative
- * to a growing scale. Ties in heat: the lower (group, index) counts as hotter, so that a plan is a function of the heat.
- * Threads: one owner. Failure: the cache is as before, unless said.
+ *
+ * Keys are (group, index): the cache knows no layers. Heat decays exponentially, in O(1) a touch:
+ * values are kept relative to a growing scale. Ties in heat: the lower (group, index) counts as
+ * hotter, so that a plan is a function of the heat. Threads: one owner. Failure: the cache is as
+ * before, unless said.
  */
 #pragma once
 #include <stdbool.h>
@@ -25,9 +31,9 @@ enum cache_slot_state { CACHE_SLOT_FREE = 0, CACHE_SLOT_FILLING, CACHE_SLOT_RESI
 struct cache; /* opaque */
 
 struct cache_settings {
-    size_t slot_bytes;        /* rounded up to 256 by the cache */
+    size_t slot_bytes; /* rounded up to 256 by the cache */
     size_t n_groups, n_indexes;
-    double half_life_touches; /* decay: touches (over all keys) after which heat halves; 0 = never */
+    double half_life_touches; /* touches (over all keys) after which heat halves; 0 = never */
 };
 
 struct cache_move {
@@ -44,8 +50,8 @@ struct cache_shrink_plan {
 };
 
 /* The region is made for n_segments_max segments, none backed. */
-int cache_open(struct cache **c, struct pool *pool, const struct cache_settings *settings, size_t n_segments_max,
-               struct error *err);
+int cache_open(struct cache **c, struct pool *pool, const struct cache_settings *settings,
+               size_t n_segments_max, struct error *err);
 void cache_close(struct cache *c);
 
 size_t cache_slots_per_segment(const struct cache *c);
@@ -53,7 +59,8 @@ size_t cache_n_segments(const struct cache *c); /* backed now */
 size_t cache_n_slots(const struct cache *c);    /* in backed segments */
 size_t cache_n_resident(const struct cache *c);
 void *cache_slot_address(const struct cache *c, size_t slot);
-size_t cache_slot_of(const struct cache *c, struct cache_key key); /* CACHE_NO_SLOT unless resident */
+/* CACHE_NO_SLOT unless resident. */
+size_t cache_slot_of(const struct cache *c, struct cache_key key);
 
 void cache_touch(struct cache *c, struct cache_key key, double weight);
 double cache_heat(const struct cache *c, struct cache_key key); /* decayed to now */
@@ -62,16 +69,17 @@ double cache_heat(const struct cache *c, struct cache_key key); /* decayed to no
 bool cache_hottest_absent(const struct cache *c, struct cache_key *key);
 bool cache_coldest_resident(const struct cache *c, struct cache_key *key);
 
-/* Gives `key` a slot, FILLING. Where none is free, the coldest resident key is evicted if it is colder than `key`
- * (*evicted says which; its address must be unpublished before the slot is filled). EBB_EBUSY: no slot for it;
- * EBB_EINVAL: it has one. */
-int cache_insert(struct cache *c, struct cache_key key, size_t *slot, bool *did_evict, struct cache_key *evicted,
-                 struct error *err);
+/* Gives `key` a slot, FILLING. Where none is free, the coldest resident key is evicted if it is
+ * colder than `key` (*evicted says which; its address must be unpublished before the slot is
+ * filled). EBB_EBUSY: no slot for it; EBB_EINVAL: it has one. */
+int cache_insert(struct cache *c, struct cache_key key, size_t *slot, bool *did_evict,
+                 struct cache_key *evicted, struct error *err);
 int cache_publish(struct cache *c, size_t slot); /* FILLING -> RESIDENT */
 int cache_abandon(struct cache *c, size_t slot); /* FILLING -> FREE */
 
 int cache_grow(struct cache *c, size_t n_segments_wanted, size_t *reached, struct error *err);
 /* EBB_EBUSY while a slot is FILLING: publish or abandon it first. */
-int cache_shrink_begin(struct cache *c, size_t n_segments_after, struct cache_shrink_plan *plan, struct error *err);
+int cache_shrink_begin(struct cache *c, size_t n_segments_after, struct cache_shrink_plan *plan,
+                       struct error *err);
 int cache_shrink_end(struct cache *c, size_t *reached, struct error *err);
 void cache_shrink_cancel(struct cache *c); /* before any byte was moved */

@@ -1,12 +1,14 @@
 /* vmm/cache_shrink.c - shrinking a cache: who stays, which segments leave, what must move.
  *
- * The hottest keys that fit stay, wherever they are; the rest is evicted. A segment that leaves costs one move for each key
- * of it that stays, so the segments with the fewest such keys leave (among equals, the highest index), and no other choice
- * needs fewer moves. Moves go from leaving into remaining segments, each into a slot of its own that is empty (those first)
- * or holds an evicted key: sources and destinations never meet, so moves may run in any order or all at once.
+ * The hottest keys that fit stay, wherever they are; the rest is evicted. A segment that leaves
+ * costs one move for each key of it that stays, so the segments with the fewest such keys leave
+ * (among equals, the highest index), and no other choice needs fewer moves. Moves go from leaving
+ * into remaining segments, each into a slot of its own that is empty (those first) or holds an
+ * evicted key: sources and destinations never meet, so moves may run in any order or all at once.
  *
- * Begin plans and changes nothing; end applies. From the first copied byte on, the evicted keys' slots hold other bytes while
- * lookups still name them: the caller stops reading evicted keys before it copies. All arrays are the cache's, made at open.
+ * Begin plans and changes nothing; end applies. From the first copied byte on, the evicted keys'
+ * slots hold other bytes while lookups still name them: the caller stops reading evicted keys
+ * before it copies. All arrays are the cache's, made at open.
  */
 #include <string.h>
 #include "vmm/cache_state.h"
@@ -60,7 +62,8 @@ static bool slot_remains(const struct cache *c, size_t slot)
     return region_is_backed(&c->region, segment) && !c->shrink.leaves[segment];
 }
 
-/* The next destination: remaining slots that are free, from *slot on, then those that lose their key. */
+/* The next destination: remaining slots that are free, from *slot on, then those that lose their
+ * key. */
 static size_t next_destination(const struct cache *c, size_t *slot, bool *is_free_pass)
 {
     const struct cache_shrink *p = &c->shrink;
@@ -152,7 +155,8 @@ int cache_shrink_end(struct cache *c, size_t *reached, struct error *err)
         return error_set(err, EBB_EINVAL, "cache: no shrink is under way");
     plan_apply(c);
     c->shrink.is_pending = false;
-    /* A segment that the driver keeps stays backed and empty; the others still leave. The first error wins. */
+    /* A segment that the driver keeps stays backed and empty; the others still leave. The first
+     * error wins. */
     for (size_t i = 0; i < c->region.n_indexes; i++) {
         if (!c->shrink.leaves[i])
             continue;

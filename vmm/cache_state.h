@@ -1,10 +1,10 @@
-/* vmm/cache_state.h - what cache.c (residency) and cache_shrink.c (plans) share: the cache from inside. Of no use to anyone
- * else; the contract is vmm/cache.h.
+/* vmm/cache_state.h - what cache.c (residency) and cache_shrink.c (plans) share: the cache from
+ * inside. Of no use to anyone else; the contract is vmm/cache.h.
  *
- * A key's number is group * n_indexes + index, so that the order of numbers is the order of keys. A slot's number is
- * segment index * slots_per_segment + place. What must hold between calls:
+ * A key's number is group * n_indexes + index, so that the order of numbers is the order of keys. A
+ * slot's number is segment index * slots_per_segment + place. What must hold between calls:
  *   state[s] == FREE  <=>  key_of_slot[s] == NONE;  else slot_of_key[key_of_slot[s]] == s
- *   a key is in `absent` (no slot), in `resident` (slot is RESIDENT), or in neither (slot is FILLING)
+ *   a key is in `absent` (no slot), in `resident` (its slot is), or in neither (slot is FILLING)
  *   slots of segments that are not backed are FREE;  n_used[i] = slots of segment i that are not
  */
 #pragma once

@@ -1,10 +1,12 @@
-/* vmm/driver.h - what the segment pool asks of a card's memory: reserve addresses, create physical memory, map it
- * there, and give it all back; the shape of the CUDA driver's virtual memory calls, filled by driver_host.c
- * (a CPU card: memfd + mmap + an account shared between processes) and driver_cuda.c.
+/* vmm/driver.h - what the segment pool asks of a card's memory: reserve addresses, create physical
+ * memory, map it there, and give it all back; the shape of the CUDA driver's virtual memory calls,
+ * filled by driver_host.c (a CPU card: memfd + mmap + an account shared between processes) and
+ * driver_cuda.c.
  *
- * Sizes are multiples of `granularity`. A range is reserved once and keeps its address for life. Nothing is unmapped
- * that was not mapped, segment by segment. Threads: one owner. Failure: the call did nothing; err has the driver's
- * words. fail_nth in tests wraps this table and refuses the Nth call.
+ * Sizes are multiples of `granularity`. A range is reserved once and keeps its address for life.
+ * Nothing is unmapped that was not mapped, segment by segment. Memory that is destroyed while mapped
+ * lives until it is unmapped. Threads: one owner. Failure: the call did nothing; err has the
+ * driver's words. fail_nth in tests wraps this table and refuses the Nth call.
  */
 #pragma once
 #include <stddef.h>
@@ -27,23 +29,28 @@ struct vmm_driver {
 
     int (*reserve)(struct vmm_driver *d, size_t bytes, void **base, struct error *err);
     int (*unreserve)(struct vmm_driver *d, void *base, size_t bytes, struct error *err);
-    int (*create)(struct vmm_driver *d, size_t bytes, vmm_handle *handle, struct error *err); /* EBB_ENOMEM: over capacity */
+    /* EBB_ENOMEM: over capacity. */
+    int (*create)(struct vmm_driver *d, size_t bytes, vmm_handle *handle, struct error *err);
     int (*destroy)(struct vmm_driver *d, vmm_handle handle, struct error *err);
-    int (*map)(struct vmm_driver *d, void *base, size_t bytes, vmm_handle handle, struct error *err);
-    int (*set_access)(struct vmm_driver *d, void *base, size_t bytes, struct error *err); /* readable and writable by the card */
+    int (*map)(struct vmm_driver *d, void *base, size_t bytes, vmm_handle handle,
+               struct error *err);
+    /* Readable and writable by the card. */
+    int (*set_access)(struct vmm_driver *d, void *base, size_t bytes, struct error *err);
     int (*unmap)(struct vmm_driver *d, void *base, size_t bytes, struct error *err);
     int (*memory)(struct vmm_driver *d, struct vmm_memory *out, struct error *err);
     void (*close)(struct vmm_driver *d);
 };
 
-/* A CPU card `device` of `capacity_bytes`. Cards of one `name_space` (letters, digits, '-', '_'; NULL = "default") on
- * one host and user share an account by card number: every process's bytes, by pid and start time, in a lock file of
- * `runtime_dir` (NULL: $XDG_RUNTIME_DIR/ebbtide, else /tmp/ebbtide-<uid>), so that free memory counts what others
- * hold and forgets the dead. capacity_bytes 0 = half of the machine's memory. */
+/* A CPU card `device` of `capacity_bytes`. Cards of one `name_space` (letters, digits, '-', '_';
+ * NULL = "default") on one host and user share an account by card number: every process's bytes, by
+ * pid and start time, in a lock file of `runtime_dir` (NULL: $XDG_RUNTIME_DIR/ebbtide, else
+ * /tmp/ebbtide-<uid>), so that free memory counts what others hold and forgets the dead.
+ * capacity_bytes 0 = half of the machine's memory. */
 struct vmm_host_settings {
     int device;
     uint64_t capacity_bytes;
     const char *name_space;
     const char *runtime_dir;
 };
-int vmm_driver_host_open(struct vmm_driver *d, const struct vmm_host_settings *settings, struct error *err);
+int vmm_driver_host_open(struct vmm_driver *d, const struct vmm_host_settings *settings,
+                         struct error *err);

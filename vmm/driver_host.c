@@ -1,17 +1,20 @@
 /* vmm/driver_host.c - a CPU card: the driver table over memfd and mmap.
  *
- *   reserve     a PROT_NONE anonymous mapping          create    a memfd of that size, booked in the card's account
- *   map         the memfd over a part of a range       destroy   closes the memfd
- *   set_access  mprotect to read and write             unmap     PROT_NONE anonymous memory over it again
+ *   reserve     a PROT_NONE anonymous mapping
+ *   create      a memfd of that size, booked in the card's account; destroy closes it
+ *   map         the memfd over a part of a range; set_access makes it readable and writable
+ *   unmap       PROT_NONE anonymous memory over it again
  *
- * As with CUDA, memory lives until it is destroyed AND unmapped: destroying mapped memory is allowed, takes its handle away
- * and frees (and un-books) the bytes with the last unmap. One piece may be mapped at several places, always whole. A range
- * with anything mapped in it cannot be given back.
+ * As with CUDA, memory lives until it is destroyed AND unmapped: destroying mapped memory is
+ * allowed, takes its handle away and frees (and un-books) the bytes with the last unmap. One piece
+ * may be mapped at several places, always whole. A range with anything mapped in it cannot be given
+ * back.
  *
- * Refuses, with a driver's words (EBB_EDRIVER): unknown handles and ranges, sizes and addresses off the granularity, maps
- * that overlap, unmapping or opening what is not mapped exactly there. EBB_ENOMEM: over the card's capacity, counting what
- * other living processes hold (vmm/account.h). Lifetimes: `struct host` owns every descriptor, mapping and range and ends
- * them all in close, whatever the callers forgot; memfds are close-on-exec. Threads: one owner.
+ * Refuses, with a driver's words (EBB_EDRIVER): unknown handles and ranges, sizes and addresses off
+ * the granularity, maps that overlap, unmapping or opening what is not mapped exactly there.
+ * EBB_ENOMEM: over the card's capacity, counting what other living processes hold (vmm/account.h).
+ * Lifetimes: `struct host` owns every descriptor, mapping and range and ends them all in close,
+ * whatever the callers forgot; memfds are close-on-exec. Threads: one owner.
  */
 #include <errno.h>
 #include <stdbool.h>
@@ -50,7 +53,8 @@ static struct host *host_of(struct vmm_driver *d)
     return d->ctx;
 }
 
-/* Room for one more item. The lists are as long as the most that ever lived at once, so a steady state allocates nothing. */
+/* Room for one more item. The lists are as long as the most that ever lived at once, so a steady
+ * state allocates nothing. */
 static int list_room(void **items, size_t n, size_t *capacity, size_t item_bytes, struct error *err)
 {
     if (n < *capacity)

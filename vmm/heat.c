@@ -1,8 +1,9 @@
 /* vmm/heat.c - decaying heat and heaps of keys by heat.
  *
- * Owns the values and each order's list; nothing is allocated after open. The comparison is a total order (heat, then key
- * number), so what is selected depends on the heat alone, never on the history of a heap. Refuses half-lives under one touch,
- * which would overflow the scale in one step. Threads: one owner.
+ * Owns the values and each order's list; nothing is allocated after open. The comparison is a total
+ * order (heat, then key number), so what is selected depends on the heat alone, never on the
+ * history of a heap. Refuses half-lives under one touch, which would overflow the scale in one
+ * step. Threads: one owner.
  */
 #include "vmm/heat.h"
 
@@ -14,7 +15,8 @@
 #define WEIGHT_MAX 0x1p60
 #define LN2        0.69314718055994530942
 
-/* 2^(1/half_life) by the series of e^x for x <= ln 2; here, so that the room needs no maths library. */
+/* 2^(1/half_life) by the series of e^x for x <= ln 2; here, so that the room needs no maths
+ * library. */
 static double growth_of(double half_life)
 {
     double x = LN2 / half_life, term = 1.0, sum = 1.0;
@@ -64,7 +66,8 @@ double heat_now(const struct heat *h, uint32_t key)
     return h->value[key] / h->scale;
 }
 
-/* One pass of Hoare's partition: afterwards keys[low..*j] are no colder than the pivot, keys[*i..high] no hotter. */
+/* One pass of Hoare's partition: afterwards keys[low..*j] are no colder than the pivot,
+ * keys[*i..high] no hotter. */
 static void partition(const struct heat *h, uint32_t *keys, ptrdiff_t low, ptrdiff_t high,
                       ptrdiff_t *i, ptrdiff_t *j)
 {
@@ -104,55 +107,58 @@ int heat_order_open(struct heat_order *o, const struct heat *heat, uint32_t *pos
                     bool hottest_first, struct error *err)
 {
     *o = (struct heat_order){.heat = heat, .position = position, .hottest_first = hottest_first};
-    o->keys = calloc(heat->n_keys, sizeof *o->keys);
-    if (o->keys == NULL)
+    o->entries = calloc(heat->n_keys, sizeof *o->entries);
+    if (o->entries == NULL)
         return error_set(err, EBB_ENOMEM, "cache: no memory to order %u keys", heat->n_keys);
     return 0;
 }
 
 void heat_order_close(struct heat_order *o)
 {
-    free(o->keys);
+    free(o->entries);
     *o = (struct heat_order){0};
 }
 
-static bool comes_before(const struct heat_order *o, uint32_t a, uint32_t b)
+static bool comes_before(const struct heat_order *o, const struct heat_entry *a,
+                         const struct heat_entry *b)
 {
-    return o->hottest_first ? heat_is_hotter(o->heat, a, b) : heat_is_hotter(o->heat, b, a);
+    if (a->value != b->value)
+        return (a->value > b->value) == o->hottest_first;
+    return (a->key < b->key) == o->hottest_first;
 }
 
-static void place(struct heat_order *o, uint32_t at, uint32_t key)
+static void place(const struct heat_order *o, uint32_t at, struct heat_entry entry)
 {
-    o->keys[at] = key;
-    o->position[key] = at;
+    o->entries[at] = entry;
+    o->position[entry.key] = at;
 }
 
-static uint32_t sift_up(struct heat_order *o, uint32_t at)
+static uint32_t sift_up(const struct heat_order *o, uint32_t at)
 {
-    uint32_t key = o->keys[at];
-    while (at > 0 && comes_before(o, key, o->keys[(at - 1) / 2])) {
-        place(o, at, o->keys[(at - 1) / 2]);
+    struct heat_entry entry = o->entries[at];
+    while (at > 0 && comes_before(o, &entry, &o->entries[(at - 1) / 2])) {
+        place(o, at, o->entries[(at - 1) / 2]);
         at = (at - 1) / 2;
     }
-    place(o, at, key);
+    place(o, at, entry);
     return at;
 }
 
-static void sift_down(struct heat_order *o, uint32_t at)
+static void sift_down(const struct heat_order *o, uint32_t at)
 {
-    uint32_t key = o->keys[at];
+    struct heat_entry entry = o->entries[at];
     for (;;) {
         size_t child = 2 * (size_t)at + 1;
         if (child >= o->n)
             break;
-        if (child + 1 < o->n && comes_before(o, o->keys[child + 1], o->keys[child]))
+        if (child + 1 < o->n && comes_before(o, &o->entries[child + 1], &o->entries[child]))
             child++;
-        if (!comes_before(o, o->keys[child], key))
+        if (!comes_before(o, &o->entries[child], &entry))
             break;
-        place(o, at, o->keys[child]);
+        place(o, at, o->entries[child]);
         at = (uint32_t)child;
     }
-    place(o, at, key);
+    place(o, at, entry);
 }
 
 void heat_order_add(struct heat_order *o, uint32_t key)
@@ -164,22 +170,38 @@ void heat_order_add(struct heat_order *o, uint32_t key)
 void heat_order_remove(struct heat_order *o, uint32_t key)
 {
     uint32_t at = o->position[key];
-    uint32_t last = o->keys[--o->n];
+    struct heat_entry last = o->entries[--o->n];
     o->position[key] = HEAT_NO_POSITION;
-    if (last == key)
+    if (last.key == key)
         return;
     place(o, at, last);
     sift_down(o, sift_up(o, at));
 }
 
-void heat_order_moved(struct heat_order *o, uint32_t key)
+void heat_order_risen(struct heat_order *o, uint32_t key)
 {
-    sift_down(o, sift_up(o, o->position[key]));
+    if (!o->hottest_first)
+        return;
+    o->entries[o->position[key]].value = o->heat->value[key];
+    (void)sift_up(o, o->position[key]);
+}
+
+bool heat_order_first(const struct heat_order *o, uint32_t *key)
+{
+    if (o->n == 0)
+        return false;
+    struct heat_entry *first = &o->entries[0];
+    while (first->value != o->heat->value[first->key]) {
+        first->value = o->heat->value[first->key];
+        sift_down(o, 0);
+    }
+    *key = first->key;
+    return true;
 }
 
 void heat_order_append(struct heat_order *o, uint32_t key)
 {
-    place(o, o->n++, key);
+    place(o, o->n++, (struct heat_entry){.value = o->heat->value[key], .key = key});
 }
 
 void heat_order_clear(struct heat_order *o)

@@ -1,7 +1,7 @@
 /* vmm/ledger.c - the names of the owners and the one sum of the ledger.
  *
- * Owns nothing and allocates nothing. Who counts the bytes of each owner is the stage; here they are held against what the
- * driver counts. Nothing refuses; a difference is a number, not an error.
+ * Owns nothing and allocates nothing. Who counts the bytes of each owner is the stage; here they
+ * are held against what the driver counts. Nothing refuses; a difference is a number, not an error.
  */
 #include "vmm/ledger.h"
 

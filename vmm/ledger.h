@@ -1,12 +1,20 @@
-/* vmm/ledger.h - every byte of one card by owner. The owners' sum plus `foreign` and free memory is the card's total;
- * what is left over is `unexplained`, and its growing is a defect that the program reports itself.
+/* vmm/ledger.h - every byte of one card by owner. The owners' sum plus `foreign` and free memory is
+ * the card's total; what is left over is `unexplained`, and its growing is a defect that the
+ * program reports itself.
  */
 #pragma once
 #include <stdint.h>
 #include "vmm/driver.h"
 
 enum ledger_owner {
-    LEDGER_WEIGHTS, LEDGER_KV, LEDGER_CACHE, LEDGER_WORKSPACE, LEDGER_STREAM, LEDGER_LINK, LEDGER_BLAS, LEDGER_CONTEXT,
+    LEDGER_WEIGHTS,
+    LEDGER_KV,
+    LEDGER_CACHE,
+    LEDGER_WORKSPACE,
+    LEDGER_STREAM,
+    LEDGER_LINK,
+    LEDGER_BLAS,
+    LEDGER_CONTEXT,
     LEDGER_N_OWNERS
 };
 

@@ -1,9 +1,10 @@
 /* vmm/pool.c - segments: created and destroyed in pool_hold, mapped and unmapped in between.
  *
- * Owns the table of segments; the driver is borrowed and outlives the pool. A driver may refuse any call. Most refusals
- * undo themselves; one cannot: mapped, but neither made accessible nor unmapped again. Such a segment is `owed`: it counts
- * as lent, nobody uses it, and every later call starts by asking the driver for it again. No call here waits, allocates
- * (except open) or touches the bytes of a segment. Threads: one owner.
+ * Owns the table of segments; the driver is borrowed and outlives the pool. A driver may refuse any
+ * call. Most refusals undo themselves; one cannot: mapped, but neither made accessible nor unmapped
+ * again. Such a segment is `owed`: it counts as lent, nobody uses it, and every later call starts
+ * by asking the driver for it again. No call here waits, allocates (except open) or touches the
+ * bytes of a segment. Threads: one owner.
  */
 #include "vmm/pool.h"
 

@@ -1,9 +1,10 @@
 /* vmm/region.c - ranges backed segment by segment, and blocks backed for life.
  *
- * A region owns its address range and the table that says which pool segment lies at which index; it unmaps only what the
- * table says is mapped. A fixed block owns its range and its memory. Pool and driver are borrowed and outlive both.
- * Refuses: an index outside, backing what is backed, giving back what is not. Closing never fails: what the driver will not
- * take now stays with the pool (segments) or with the driver until its close (address ranges). Threads: one owner.
+ * A region owns its address range and the table that says which pool segment lies at which index;
+ * it unmaps only what the table says is mapped. A fixed block owns its range and its memory. Pool
+ * and driver are borrowed and outlive both. Refuses: an index outside, backing what is backed,
+ * giving back what is not. Closing never fails: what the driver will not take now stays with the
+ * pool (segments) or with the driver until its close (address ranges). Threads: one owner.
  */
 #include "vmm/region.h"
 

@@ -1,8 +1,9 @@
-/* vmm/region.h - a virtual range of one purpose, backed by pool segments where and when it holds any.
+/* vmm/region.h - a virtual range of one purpose, backed by pool segments where and when it holds
+ * any.
  *
- * The range is reserved once; its base address never changes. Index i covers bytes [i * segment_bytes, …). Any index may
- * be backed or not. fixed_block_open() serves what is not elastic (dense weights, link buffers): created outside the pool,
- * backed whole, for life.
+ * The range is reserved once; its base address never changes. Index i covers bytes [i *
+ * segment_bytes, …). Any index may be backed or not. fixed_block_open() serves what is not elastic
+ * (dense weights, link buffers): created outside the pool, backed whole, for life.
  */
 #pragma once
 #include "vmm/pool.h"
@@ -16,10 +17,15 @@ struct region {
 };
 
 int region_open(struct region *r, struct pool *pool, size_t n_indexes, struct error *err);
-void region_close(struct region *r); /* returns what is backed, gives the range back; zeroed region is fine */
-int region_back(struct region *r, size_t index, struct error *err);   /* borrows a free segment of the pool */
-int region_unback(struct region *r, size_t index, struct error *err); /* returns it */
-static inline bool region_is_backed(const struct region *r, size_t index) { return r->segment[index] != 0; }
+/* Returns what is backed, gives the range back; a zeroed region is fine. */
+void region_close(struct region *r);
+/* Borrows a free segment of the pool; returns it. */
+int region_back(struct region *r, size_t index, struct error *err);
+int region_unback(struct region *r, size_t index, struct error *err);
+static inline bool region_is_backed(const struct region *r, size_t index)
+{
+    return r->segment[index] != 0;
+}
 
 /* Memory for life: reserve + create + map + access of `bytes` rounded up to the granularity. */
 struct fixed_block {
@@ -28,5 +34,6 @@ struct fixed_block {
     size_t bytes;
     vmm_handle handle;
 };
-int fixed_block_open(struct fixed_block *b, struct vmm_driver *driver, size_t bytes, struct error *err);
+int fixed_block_open(struct fixed_block *b, struct vmm_driver *driver, size_t bytes,
+                     struct error *err);
 void fixed_block_close(struct fixed_block *b);

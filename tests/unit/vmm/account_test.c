@@ -1,5 +1,6 @@
-/* tests/unit/vmm/account_test.c - a CPU card among several processes: they see each other's bytes, and never the dead's. */
-#include "cache_help.h"
+/* tests/unit/vmm/account_test.c - a CPU card among several processes: they see each other's bytes,
+ * and never the dead's. */
+#include "tests/unit/vmm/cache_help.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -127,7 +128,8 @@ Test(account, namespaces_and_cards_do_not_meet)
     host_card_close(&card);
 }
 
-/* A child that takes and gives 200 times and reports how many pieces it could take at once; its status tells of breaches. */
+/* A child that takes and gives 200 times and reports how many pieces it could take at once; its
+ * status tells of breaches. */
 static pid_t racer_start(uint64_t capacity, int seed)
 {
     pid_t pid = fork();

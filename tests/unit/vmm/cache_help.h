@@ -1,7 +1,8 @@
-/* tests/unit/vmm/cache_help.h - a cache on a card of either kind, and the shortcuts its tests share. */
+/* tests/unit/vmm/cache_help.h - a cache on a card of either kind, and the shortcuts its tests
+ * share. */
 #pragma once
 #include <criterion/criterion.h>
-#include "fake_driver.h"
+#include "tests/unit/vmm/fake_driver.h"
 #include "vmm/cache.h"
 
 struct cache_bench {

@@ -1,5 +1,6 @@
-/* tests/unit/vmm/cache_shrink_test.c - what a shrink promises, held against a model that sorts everything. */
-#include "cache_help.h"
+/* tests/unit/vmm/cache_shrink_test.c - what a shrink promises, held against a model that sorts
+ * everything. */
+#include "tests/unit/vmm/cache_help.h"
 
 #include <jansson.h>
 #include <stdlib.h>
@@ -73,8 +74,9 @@ static bool is_evicted(const struct cache_shrink_plan *plan, struct cache_key ke
     return false;
 }
 
-/* Sources hold the key that moves; no slot is named twice, as a source or a destination; a destination is empty or holds a
- * key that goes, and none that goes loses its slot to a move while an empty one in a remaining segment is unused. */
+/* Sources hold the key that moves; no slot is named twice, as a source or a destination; a
+ * destination is empty or holds a key that goes, and none that goes loses its slot to a move while
+ * an empty one in a remaining segment is unused. */
 static void check_moves(const struct cache_shrink_plan *plan, const struct model_key *keys,
                         size_t n, size_t n_slots_max)
 {
@@ -219,7 +221,8 @@ Test(shrink, uses_empty_slots_before_those_of_evicted_keys)
     cr_assert_eq(plan.n_moves, 1);
     cr_assert(plan.moves[0].slot_to == 0 || plan.moves[0].slot_to == 5);
     cache_shrink_cancel(bench.cache);
-    /* To one segment and back, so that there are holes: then a shrink without evictions must use them. */
+    /* To one segment and back, so that there are holes: then a shrink without evictions must use
+     * them. */
     size_t reached;
     cr_assert_eq(cache_shrink_begin(bench.cache, 1, &plan, &bench.err), 0);
     cr_assert_eq(plan.n_evicted, 3);
@@ -299,8 +302,8 @@ static void patterns_check(size_t n)
     }
 }
 
-/* Real memory: what every resident key reads after any number of shrinks and grows is its own bytes, with the moves run
- * from the last to the first as well. */
+/* Real memory: what every resident key reads after any number of shrinks and grows is its own
+ * bytes, with the moves run from the last to the first as well. */
 Test(shrink, bytes_follow_their_keys)
 {
     enum { SLOT = 1000, N_MAX = 8 };

@@ -1,5 +1,6 @@
-/* tests/unit/vmm/cache_test.c - residency, heat and order: what the slot cache promises between shrinks. */
-#include "cache_help.h"
+/* tests/unit/vmm/cache_test.c - residency, heat and order: what the slot cache promises between
+ * shrinks. */
+#include "tests/unit/vmm/cache_help.h"
 
 #include <math.h>
 

@@ -1,7 +1,8 @@
-/* tests/unit/vmm/failure_test.c - one long life of a card, with the Nth call of each kind refused, for every N: on the card
- * that keeps books and on a real CPU card. A refused step is reported, leaves everything true, and can be done again.
+/* tests/unit/vmm/failure_test.c - one long life of a card, with the Nth call of each kind refused,
+ * for every N: on the card that keeps books and on a real CPU card. A refused step is reported,
+ * leaves everything true, and can be done again.
  */
-#include "cache_help.h"
+#include "tests/unit/vmm/cache_help.h"
 
 #include <criterion/parameterized.h>
 #include <dirent.h>
@@ -45,7 +46,8 @@ static void check(struct life *l)
     }
 }
 
-/* True when the step is done; a refusal counts, and means once more unless the driver refuses for ever. */
+/* True when the step is done; a refusal counts, and means once more unless the driver refuses for
+ * ever. */
 static bool again(struct life *l, int code)
 {
     check(l);
@@ -183,7 +185,8 @@ static bool live_with(struct failure_case *c, size_t n)
     failing.for_ever = c->for_ever;
     struct life life = {.driver = &driver, .failing = &failing};
     live(&life);
-    /* Left may be only what the driver refused to take back while everything closed: one piece where it refuses once. */
+    /* Left may be only what the driver refused to take back while everything closed: one piece
+     * where it refuses once. */
     bool may_keep = failing.n_refused > 0 && (c->kind == CALL_DESTROY || c->kind == CALL_UNMAP);
     if (!may_keep)
         cr_assert_eq(own_bytes(&life), 0, "kind %d, call %zu", c->kind, n);

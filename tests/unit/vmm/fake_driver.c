@@ -1,7 +1,7 @@
-/* tests/unit/vmm/fake_driver.c - see fake_driver.h. The fake hands out addresses that nobody may touch; the failing table
- * counts before it refuses; the host card cleans up behind itself.
+/* tests/unit/vmm/fake_driver.c - see fake_driver.h. The fake hands out addresses that nobody may
+ * touch; the failing table counts before it refuses; the host card cleans up behind itself.
  */
-#include "fake_driver.h"
+#include "tests/unit/vmm/fake_driver.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>

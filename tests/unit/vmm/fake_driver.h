@@ -1,5 +1,5 @@
-/* tests/unit/vmm/fake_driver.h - driver tables for tests: one that only keeps books, one that fails on demand, and a host
- * card in a runtime directory of its own.
+/* tests/unit/vmm/fake_driver.h - driver tables for tests: one that only keeps books, one that fails
+ * on demand, and a host card in a runtime directory of its own.
  */
 #pragma once
 #include <stdbool.h>
@@ -36,7 +36,8 @@ enum call_kind {
     CALL_N_KINDS
 };
 
-/* Passes everything on to `inner`, but refuses call number `fail_at` (from 1; 0 = none) of `kind`, or all from then on. */
+/* Passes everything on to `inner`, but refuses call number `fail_at` (from 1; 0 = none) of `kind`,
+ * or all from then on. */
 struct failing {
     struct vmm_driver *inner;
     enum call_kind kind;

@@ -1,5 +1,6 @@
-/* tests/unit/vmm/host_test.c - a CPU card in one process: real memory, a driver's strictness, nothing left behind. */
-#include "cache_help.h"
+/* tests/unit/vmm/host_test.c - a CPU card in one process: real memory, a driver's strictness,
+ * nothing left behind. */
+#include "tests/unit/vmm/cache_help.h"
 
 #include <dirent.h>
 #include <fcntl.h>

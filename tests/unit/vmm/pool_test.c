@@ -1,6 +1,7 @@
-/* tests/unit/vmm/pool_test.c - what the segment pool and its regions promise, on a card that only keeps books. */
+/* tests/unit/vmm/pool_test.c - what the segment pool and its regions promise, on a card that only
+ * keeps books. */
 #include <criterion/criterion.h>
-#include "fake_driver.h"
+#include "tests/unit/vmm/fake_driver.h"
 #include "vmm/region.h"
 
 #define SEGMENT (512 * MIB)
@@ -126,7 +127,8 @@ Test(pool, refuses_what_is_not_lent)
     pool_close(&pool);
 }
 
-/* Mapped, no access, and no unmapping either: the segment is owed and comes back as soon as the driver allows. */
+/* Mapped, no access, and no unmapping either: the segment is owed and comes back as soon as the
+ * driver allows. */
 Test(pool, a_segment_stuck_between_two_refusals_comes_back)
 {
     struct failing no_access, no_unmap;
