@@ -349,6 +349,14 @@ void scheduler_end(struct scheduler *s, struct sched_seq *q, uint64_t last_step)
         donor_drop(s, q);
 }
 
+void scheduler_forget(struct scheduler *s, const void *owner)
+{
+    for (uint32_t i = 0; i < s->n_steps_max; i++)
+        for (uint32_t j = 0; s->steps[i].id != 0 && j < s->steps[i].n_runs; j++)
+            if (s->steps[i].runs[j].owner == owner)
+                s->steps[i].runs[j].owner = NULL;
+}
+
 struct sched_step *scheduler_step(struct scheduler *s, uint64_t id)
 {
     for (uint32_t i = 0; i < s->n_steps_max && id != 0; i++)
@@ -421,4 +429,9 @@ struct sched_counts scheduler_counts(const struct scheduler *s)
                                  .n_donors = s->donors.n,
                                  .n_steps = s->n_steps,
                                  .n_blocks_free = s->credit.n_free};
+}
+
+struct sched_shape scheduler_shape(const struct scheduler *s)
+{
+    return s->shape;
 }

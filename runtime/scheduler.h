@@ -94,6 +94,9 @@ int scheduler_submit(struct scheduler *s, void *owner, const int32_t *prompt, ui
  * becomes a donor or is dropped; the pointer must not be used afterwards. */
 void scheduler_end(struct scheduler *s, struct sched_seq *seq, uint64_t last_step);
 
+/* The owner is gone for good: no run in flight is charged to it any more. */
+void scheduler_forget(struct scheduler *s, const void *owner);
+
 /* The next order to send, false: nothing to do until something is reported. */
 bool scheduler_next(struct scheduler *s, struct sched_order *out);
 
@@ -112,4 +115,5 @@ void scheduler_reset(struct scheduler *s);
 struct sched_counts {
     uint32_t n_waiting, n_live, n_donors, n_steps, n_blocks_free;
 };
+struct sched_shape scheduler_shape(const struct scheduler *s);
 struct sched_counts scheduler_counts(const struct scheduler *s);

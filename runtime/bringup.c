@@ -1,0 +1,343 @@
+/* runtime/bringup.c - stages from launch to LOADED.
+ *
+ * A machine without a memory of its own: bringup_advance() looks at every peer's state and does the next thing that all of them
+ * allow. During PHASE_BRINGUP a failure ends the engine; during PHASE_RECOVERING it breaks the peer, and recovery.c tries
+ * again. Reserves: LOAD carries the base in force, so a restarted stage comes back as small as it was told to be.
+ */
+#include "runtime/bringup.h"
+#include <inttypes.h>
+#include <string.h>
+#include <unistd.h>
+#include "runtime/cards.h"
+#include "runtime/recovery.h"
+
+#define PLANS_MAX 4
+
+static uint32_t count_state(const struct engine *e, enum peer_state state)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < e->n_peers; i++)
+        n += e->peers[i].state == state;
+    return n;
+}
+
+void bringup_hello(struct engine *e, struct peer *p, const struct message *m)
+{
+    struct error err = {0};
+    uint64_t protocol = 0;
+    size_t n_name = 0;
+    const char *who = message_bare(m, 0), *version = message_key(m, "version"),
+               *kind = message_key(m, "kind");
+    const char *wanted = p->card->kind == CARD_CUDA ? "cuda" : "cpu";
+    (void)e;
+    if (p->state != PEER_STARTED || who == NULL || strcmp(who, "ebbtide-stage") != 0)
+        peer_break(p, EBB_EPEER, "HELLO ebbtide-stage was wanted once, got HELLO %s in state %s",
+                   who != NULL ? who : "", peer_state_name(p->state));
+    else if (message_u64(m, "protocol", 1, 1, &protocol, &err) != 0)
+        peer_break(p, EBB_EMISMATCH, "protocol 1 was wanted: %s", err.text);
+    else if (version == NULL || strcmp(version, EBBTIDE_VERSION) != 0)
+        peer_break(p, EBB_EMISMATCH, "its stage is version %s, this program %s",
+                   version != NULL ? version : "(none)", EBBTIDE_VERSION);
+    else if (kind == NULL || strcmp(kind, wanted) != 0)
+        peer_break(p, EBB_EMISMATCH, "a %s stage was wanted, got kind %s", wanted,
+                   kind != NULL ? kind : "(none)");
+    else if (message_u64(m, "total_mib", 1, UINT32_MAX, &p->total_mib, &err) != 0 ||
+             message_u64(m, "free_mib", 0, UINT32_MAX, &p->free_mib, &err) != 0)
+        peer_break(p, EBB_EPEER, "%s", err.text);
+    if (p->broken)
+        return;
+    if (message_text(m, "name", p->name, sizeof p->name - 1, &n_name, &err) != 0)
+        n_name = 0;
+    p->name[n_name] = '\0';
+    p->state = PEER_GREETED;
+}
+
+static int held_read(const struct message *m, struct held *h, struct error *err)
+{
+    const struct {
+        const char *key;
+        uint64_t *value;
+    } keys[] = {
+        {"weights", &h->weights},     {"kv", &h->kv},           {"cache", &h->cache},
+        {"workspace", &h->workspace}, {"stream", &h->stream},   {"link", &h->link},
+        {"blas", &h->blas},           {"context", &h->context}, {"free", &h->free},
+        {"total", &h->total},         {"slots", &h->slots},     {"slots_full", &h->slots_full},
+    };
+    *h = (struct held){0};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        int code = message_u64(m, keys[i].key, 0, UINT64_MAX, keys[i].value, err);
+        if (code != 0 && code != EBB_ENOENT)
+            return code;
+    }
+    int code = message_u64(m, "kv_blocks", 1, UINT32_MAX / 2, &h->kv_blocks, err);
+    return code != 0 ? code : message_u64(m, "block_tokens", 1, 65536, &h->block_tokens, err);
+}
+
+void bringup_held(struct engine *e, struct peer *p, const struct message *m)
+{
+    const struct plan_stage *plan = &e->plan.stages[p->index];
+    struct error err = {0};
+    uint32_t first, last;
+    if (p->state != PEER_LOADING) {
+        peer_break(p, EBB_EPEER, "HELD in state %s", peer_state_name(p->state));
+    } else if (held_read(m, &p->held, &err) != 0 ||
+               message_range(m, "layers", &first, &last, &err) != 0) {
+        peer_break(p, EBB_EPEER, "%s", err.text);
+    } else if (first != plan->layer_first || last != plan->layer_last) {
+        peer_break(p, EBB_EMISMATCH, "layers %u-%u were wanted, it holds %u-%u", plan->layer_first,
+                   plan->layer_last, first, last);
+    } else {
+        p->state = PEER_HELD;
+    }
+}
+
+void bringup_progress(struct engine *e, struct peer *p, const struct message *m)
+{
+    uint64_t done = 0, total = 0;
+    (void)message_u64(m, "done", 0, UINT64_MAX / 128, &p->progress_done, NULL);
+    (void)message_u64(m, "total", 0, UINT64_MAX / 128, &p->progress_total, NULL);
+    for (uint32_t i = 0; i < e->n_peers; i++) {
+        done += e->peers[i].progress_done;
+        total += e->peers[i].progress_total;
+    }
+    if (e->events.progress != NULL && e->phase == PHASE_BRINGUP)
+        e->events.progress(e->events.ctx, "load", done, total);
+}
+
+void bringup_loaded(struct engine *e, struct peer *p)
+{
+    (void)e;
+    if (p->state != PEER_FILLING)
+        peer_break(p, EBB_EPEER, "LOADED in state %s", peer_state_name(p->state));
+    else
+        p->state = PEER_READY;
+}
+
+static void load_send(struct engine *e, struct peer *p)
+{
+    const struct plan_stage *plan = &e->plan.stages[p->index];
+    const struct settings *s = e->settings;
+    struct line_writer w;
+    char range[32], fingerprint[20];
+    (void)snprintf(range, sizeof range, "%u-%u", plan->layer_first, plan->layer_last);
+    (void)snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, e->model->fingerprint);
+    line_begin(&w, e->line, LINE_BYTES_MAX, "LOAD");
+    line_text(&w, "model", e->model_path, strlen(e->model_path));
+    line_key(&w, "fingerprint", fingerprint);
+    line_u64(&w, "device", p->index);
+    line_u64(&w, "stage", p->index);
+    line_u64(&w, "stages", e->n_peers);
+    line_key(&w, "layers", range);
+    line_u64(&w, "reserve_mib", p->base_mib);
+    line_u64(&w, "segment_mib", e->sizes.segment_mib);
+    line_u64(&w, "context", e->sizes.context);
+    line_u64(&w, "sequences", e->sizes.n_sequences);
+    line_u64(&w, "kv_tokens", e->sizes.kv_tokens);
+    line_u64(&w, "chunk", e->sizes.chunk);
+    line_u64(&w, "threads", e->sizes.threads);
+    line_key(&w, "kernels", s->kernels != NULL ? s->kernels : "auto");
+    line_key(&w, "kv", e->sizes.kv_is_f32 ? "f32" : "f16");
+    line_u64(&w, "epoch", e->epoch);
+    int n = line_end(&w);
+    p->state = PEER_LOADING;
+    if (n > 0)
+        peer_send(p, e->line, (size_t)n);
+    else
+        peer_break(p, EBB_ELINE_TOO_LONG, "the model's path is too long for a line");
+}
+
+/* The plan's figures, once every card's size is known; smaller at each attempt. */
+static int sizes_decide(struct engine *e, struct error *err)
+{
+    uint64_t total_mib[CARDS_MAX];
+    for (uint32_t i = 0; i < e->n_peers; i++) {
+        const struct peer *p = &e->peers[i];
+        total_mib[i] = p->total_mib;
+        if (p->base_mib > p->total_mib)
+            return error_set(err, EBB_ERANGE,
+                             "card %s: a reserve of %" PRIu64 " MiB, it has %" PRIu64 " in all",
+                             p->label, p->base_mib, p->total_mib);
+    }
+    int code =
+        sizing_choose(&e->sizes, e->settings, e->model, &e->plan, total_mib, e->plan_attempts, err);
+    if (code != 0)
+        return code;
+    engine_log(e, "info",
+               "context %u, KV for %u positions, segments of %" PRIu64
+               " MiB, chunks of %u rows, %u threads",
+               e->sizes.context, e->sizes.kv_tokens, e->sizes.segment_mib, e->sizes.chunk,
+               e->sizes.threads);
+    e->sized = true;
+    return 0;
+}
+
+static const struct peer *first_refused(const struct engine *e)
+{
+    for (uint32_t i = 0; i < e->n_peers; i++)
+        if (e->peers[i].state == PEER_REFUSED)
+            return &e->peers[i];
+    return NULL;
+}
+
+static void refused_fail(struct engine *e, const struct peer *p)
+{
+    struct error err;
+    (void)error_set(&err, p->load_error.code, "card %s: %.400s", p->label, p->load_error.text);
+    engine_fail(e, &err);
+}
+
+/* Some stage could not hold its part: all give back, and the plan is made again, smaller. */
+static void plan_again(struct engine *e)
+{
+    const struct peer *refused = first_refused(e);
+    bool memory = refused->load_error.code == EBB_ENOMEM ||
+                  refused->load_error.code == EBB_EDRIVER ||
+                  refused->load_error.code == EBB_ERANGE || refused->load_error.code == EBB_EBUSY;
+    struct error err = {0};
+    if (!memory || e->plan_attempts + 1 == PLANS_MAX) {
+        refused_fail(e, refused);
+        return;
+    }
+    e->plan_attempts++;
+    if (sizes_decide(e, &err) != 0) {
+        refused_fail(e, refused);
+        return;
+    }
+    engine_log(e, "warn", "card %s: %s; trying with KV for %u positions, chunks of %u rows",
+               refused->label, refused->load_error.text, e->sizes.kv_tokens, e->sizes.chunk);
+    for (uint32_t i = 0; i < e->n_peers; i++) {
+        struct peer *p = &e->peers[i];
+        if (p->state == PEER_HELD) {
+            peer_send(p, "RELEASE\n", 8);
+            p->state = PEER_RELEASING;
+        } else {
+            p->state = PEER_GREETED;
+        }
+    }
+}
+
+/* One count of KV credits serves all stages: the smallest. */
+static int credits_open(struct engine *e, struct error *err)
+{
+    struct sched_shape shape = {.n_stages = e->n_peers,
+                                .parallel = e->settings->parallel,
+                                .n_slots = e->sizes.n_sequences,
+                                .chunk = e->sizes.chunk,
+                                .context = e->sizes.context,
+                                .n_blocks = UINT32_MAX,
+                                .block_tokens = (uint32_t)e->peers[0].held.block_tokens,
+                                .run_ahead = true};
+    for (uint32_t i = 0; i < e->n_peers; i++) {
+        const struct peer *p = &e->peers[i];
+        if (p->held.block_tokens != shape.block_tokens)
+            return error_set(err, EBB_EMISMATCH,
+                             "card %s: KV blocks of %" PRIu64 " positions, card %s has %u",
+                             p->label, p->held.block_tokens, e->peers[0].label, shape.block_tokens);
+        if (p->held.kv_blocks < shape.n_blocks)
+            shape.n_blocks = (uint32_t)p->held.kv_blocks;
+        if (p->held.kv_blocks * shape.block_tokens < e->sizes.context)
+            return error_set(err, EBB_ENOMEM,
+                             "card %s: %" PRIu64 " KV blocks of %u positions, a context has %u",
+                             p->label, p->held.kv_blocks, shape.block_tokens, e->sizes.context);
+    }
+    return scheduler_open(&e->scheduler, &shape, err);
+}
+
+/* A restarted stage must keep what was promised in its name. */
+static void credits_check(struct engine *e)
+{
+    struct sched_shape shape = scheduler_shape(e->scheduler);
+    for (uint32_t i = 0; i < e->n_peers; i++) {
+        struct peer *p = &e->peers[i];
+        if (p->state == PEER_HELD &&
+            (p->held.kv_blocks < shape.n_blocks || p->held.block_tokens != shape.block_tokens))
+            peer_break(p, EBB_ENOMEM,
+                       "it came back with %" PRIu64 " KV blocks of %" PRIu64
+                       ", %u of %u were promised",
+                       p->held.kv_blocks, p->held.block_tokens, shape.n_blocks, shape.block_tokens);
+    }
+}
+
+static void launch_all(struct engine *e)
+{
+    struct error err = {0};
+    for (uint32_t i = 0; i < e->n_peers && !e->failed; i++) {
+        struct peer *p = &e->peers[i];
+        if (p->state != PEER_DOWN || p->broken || peer_start(e, p, &err) == 0)
+            continue;
+        peer_break(p, err.code, "%s", err.text);
+    }
+}
+
+static void load_all(struct engine *e)
+{
+    for (uint32_t i = 0; i < e->n_peers; i++)
+        if (e->peers[i].state == PEER_GREETED)
+            load_send(e, &e->peers[i]);
+}
+
+static void go_all(struct engine *e)
+{
+    for (uint32_t i = 0; i < e->n_peers; i++)
+        if (e->peers[i].state == PEER_HELD) {
+            peer_send(&e->peers[i], "GO\n", 3);
+            e->peers[i].state = PEER_FILLING;
+        }
+}
+
+static void refused_handle(struct engine *e)
+{
+    if (e->phase == PHASE_BRINGUP) {
+        plan_again(e);
+        return;
+    }
+    for (uint32_t i = 0; i < e->n_peers; i++)
+        if (e->peers[i].state == PEER_REFUSED)
+            peer_break(&e->peers[i], e->peers[i].load_error.code, "%.380s",
+                       e->peers[i].load_error.text);
+}
+
+static bool any_broken(const struct engine *e)
+{
+    for (uint32_t i = 0; i < e->n_peers; i++)
+        if (e->peers[i].broken)
+            return true;
+    return false;
+}
+
+void bringup_advance(struct engine *e)
+{
+    struct error err = {0};
+    if (e->phase == PHASE_SERVING || e->failed || any_broken(e) ||
+        (e->retry_us != 0 && now_us() < e->retry_us))
+        return;
+    e->retry_us = 0;
+    launch_all(e);
+    if (any_broken(e) || count_state(e, PEER_DOWN) + count_state(e, PEER_STARTED) > 0)
+        return;
+    if (!e->sized && sizes_decide(e, &err) != 0) {
+        engine_fail(e, &err);
+        return;
+    }
+    if (count_state(e, PEER_RELEASING) > 0)
+        return;
+    load_all(e);
+    if (count_state(e, PEER_LOADING) > 0)
+        return;
+    if (count_state(e, PEER_REFUSED) > 0) {
+        refused_handle(e);
+        if (!e->failed && !any_broken(e))
+            bringup_advance(e);
+        return;
+    }
+    if (e->scheduler == NULL && credits_open(e, &err) != 0) {
+        engine_fail(e, &err);
+        return;
+    }
+    credits_check(e);
+    if (any_broken(e) || !links_made(e))
+        return;
+    go_all(e);
+    if (count_state(e, PEER_READY) == e->n_peers)
+        recovery_done(e);
+}

@@ -1,0 +1,199 @@
+/* runtime/sizing.c - the decisions of bring-up.
+ *
+ * KV: context * parallel where it takes no more than a quarter of what the tightest card has left beside its dense weights; else
+ * the largest that does, one context at least. Segments: 512 MiB unless a card cannot hold two of them beside the rest; then
+ * the largest power of two of which about eight fit. The workspace is only guessed here (rows of every buffer that a step
+ * needs); the guess decides nothing but these two roundings.
+ */
+#include "runtime/sizing.h"
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MIB             (UINT64_C(1) << 20)
+#define CONTEXT_DEFAULT 8192u
+#define SEGMENT_DEFAULT 512u
+#define DONORS          8u /* ended sequences that stages may keep beside the live ones */
+#define CHUNK_DEFAULT   64u
+#define KV_SHARE        4u
+#define SEGMENTS_WANTED 8u
+
+uint64_t sizing_dense_bytes(const struct model *m, const struct plan *plan, uint32_t stage)
+{
+    const struct plan_stage *p = &plan->stages[stage];
+    uint64_t bytes = 0;
+    for (uint32_t l = p->layer_first; l <= p->layer_last; l++) {
+        const struct model_layer *layer = &m->layers[l];
+        const struct tensor_view *views[] = {&layer->attn_norm, &layer->q,        &layer->k,
+                                             &layer->v,         &layer->o,        &layer->q_norm,
+                                             &layer->k_norm,    &layer->ffn_norm, &layer->router};
+        for (size_t i = 0; i < sizeof views / sizeof views[0]; i++)
+            bytes += views[i]->data != NULL ? views[i]->bytes : 0;
+    }
+    if (stage == 0)
+        bytes += m->token_embd.bytes;
+    if (stage + 1 == plan->n_stages)
+        bytes += m->output_norm.bytes + m->output.bytes;
+    return bytes;
+}
+
+static uint64_t kv_token_bytes(const struct model *m, const struct plan *plan, uint32_t stage,
+                               bool is_f32)
+{
+    const struct plan_stage *p = &plan->stages[stage];
+    uint64_t n_layers = p->layer_last - p->layer_first + 1u;
+    return n_layers * 2 * m->geometry.n_kv_heads * m->geometry.head_dim * (is_f32 ? 4 : 2);
+}
+
+static uint64_t workspace_guess(const struct model *m, const struct plan *plan, uint32_t stage,
+                                uint32_t chunk)
+{
+    const struct model_geometry *g = &m->geometry;
+    uint64_t row =
+        4u * (uint64_t)g->d_model + 3u * (uint64_t)g->n_heads * g->head_dim + g->n_experts;
+    row += (uint64_t)g->n_experts_used * (g->d_model + 3u * (uint64_t)g->d_expert);
+    uint64_t head =
+        stage + 1 == plan->n_stages ? (chunk < 64 ? chunk : 64) * (uint64_t)g->n_vocab : 0;
+    return 4 * (row * chunk + head) + 2 * MIB;
+}
+
+/* What a card has left beside dense weights, workspace and its start's reserve. */
+static uint64_t left_bytes(const struct settings *s, const struct model *m, const struct plan *plan,
+                           uint64_t total_mib, uint32_t stage, uint32_t chunk)
+{
+    uint64_t total = total_mib * MIB, taken = s->cards[stage].reserve_mib * MIB;
+    taken += sizing_dense_bytes(m, plan, stage) + workspace_guess(m, plan, stage, chunk);
+    return total > taken ? total - taken : 0;
+}
+
+static uint32_t kv_choose(const struct settings *s, const struct model *m, const struct plan *plan,
+                          const uint64_t *total_mib, const struct sizes *z)
+{
+    uint64_t tokens = (uint64_t)z->context * s->parallel;
+    for (uint32_t i = 0; i < plan->n_stages; i++) {
+        uint64_t share = left_bytes(s, m, plan, total_mib[i], i, z->chunk) / KV_SHARE;
+        uint64_t fits = share / kv_token_bytes(m, plan, i, z->kv_is_f32);
+        tokens = fits < tokens ? fits : tokens;
+    }
+    if (tokens < z->context)
+        tokens = z->context;
+    return tokens < UINT32_MAX ? (uint32_t)tokens : UINT32_MAX;
+}
+
+static uint64_t segment_choose(const struct settings *s, const struct model *m,
+                               const struct plan *plan, const uint64_t *total_mib,
+                               const struct sizes *z)
+{
+    uint64_t segment = SEGMENT_DEFAULT;
+    for (uint32_t i = 0; i < plan->n_stages; i++) {
+        uint64_t left = left_bytes(s, m, plan, total_mib[i], i, z->chunk);
+        uint64_t kv = z->kv_tokens * kv_token_bytes(m, plan, i, z->kv_is_f32);
+        left = (left > kv ? left - kv : 0) / MIB;
+        if (left >= 2 * (uint64_t)SEGMENT_DEFAULT)
+            continue;
+        while (segment > 1 && segment * SEGMENTS_WANTED > left)
+            segment /= 2;
+    }
+    return segment;
+}
+
+static uint32_t threads_choose(const struct settings *s)
+{
+    long n_cores = sysconf(_SC_NPROCESSORS_ONLN);
+    uint32_t n_cards = 0;
+    for (size_t i = 0; i < s->n_cards; i++)
+        n_cards += s->cards[i].kind == CARD_CPU && s->cards[i].host[0] == '\0';
+    uint32_t share = (uint32_t)(n_cores > 0 ? n_cores : 1) / (n_cards > 0 ? n_cards : 1);
+    return share > 0 ? share : 1;
+}
+
+static int context_choose(struct sizes *z, const struct settings *s, const struct model *m,
+                          struct error *err)
+{
+    uint32_t most = m->geometry.context_max;
+    z->context = s->context != 0 ? s->context : most < CONTEXT_DEFAULT ? most : CONTEXT_DEFAULT;
+    if (z->context > most)
+        return error_set(err, EBB_ERANGE,
+                         "--context %" PRIu32 ": the model was made for %" PRIu32 " positions",
+                         z->context, most);
+    if (s->kv_tokens != 0 && s->kv_tokens < z->context) {
+        if (s->context != 0)
+            return error_set(err, EBB_ERANGE,
+                             "--kv-tokens %" PRIu32
+                             " is less than one sequence of --context %" PRIu32,
+                             s->kv_tokens, s->context);
+        z->context = s->kv_tokens;
+    }
+    if (z->context < 2)
+        return error_set(err, EBB_ERANGE,
+                         "a context of %" PRIu32
+                         " positions holds no prompt and a token; 2 at least",
+                         z->context);
+    return 0;
+}
+
+/* attempt 1: half the KV; 2: one context; 3: a quarter of the chunk as well. A KV size that was asked for stays. */
+static int shrink(struct sizes *z, const struct settings *s, uint32_t attempt, struct error *err)
+{
+    uint32_t kv = z->kv_tokens, chunk = z->chunk;
+    if (attempt == 0)
+        return 0;
+    if (s->kv_tokens == 0)
+        kv = attempt == 1 && kv / 2 > z->context ? kv / 2 : z->context;
+    if (attempt >= 3 || s->kv_tokens != 0 || z->kv_tokens == z->context)
+        chunk = z->chunk / 4 > 0 ? z->chunk / 4 : 1;
+    if (kv == z->kv_tokens && chunk == z->chunk)
+        return error_set(err, EBB_EAGAIN, "nothing is left to make smaller");
+    z->kv_tokens = kv;
+    z->chunk = chunk;
+    return 0;
+}
+
+int sizing_choose(struct sizes *z, const struct settings *s, const struct model *m,
+                  const struct plan *plan, const uint64_t *total_mib, uint32_t attempt,
+                  struct error *err)
+{
+    *z = (struct sizes){.chunk = s->chunk > 0 ? s->chunk : CHUNK_DEFAULT};
+    int code = context_choose(z, s, m, err);
+    if (code != 0)
+        return code;
+    bool is_float = s->kernels != NULL && strcmp(s->kernels, "float") == 0;
+    z->kv_is_f32 = is_float || (s->kv != NULL && strcmp(s->kv, "f32") == 0);
+    z->threads = s->threads != 0 ? s->threads : threads_choose(s);
+    z->n_sequences = s->parallel + DONORS;
+    if (z->chunk > z->context)
+        z->chunk = z->context;
+    z->kv_tokens = s->kv_tokens != 0 ? s->kv_tokens : kv_choose(s, m, plan, total_mib, z);
+    code = shrink(z, s, attempt, err);
+    if (code == 0)
+        z->segment_mib =
+            s->segment_mib != 0 ? s->segment_mib : segment_choose(s, m, plan, total_mib, z);
+    return code;
+}
+
+uint64_t sizing_available_mib(void)
+{
+    char line[128];
+    unsigned long long kib = 0;
+    FILE *file = fopen("/proc/meminfo", "re");
+    while (file != NULL && kib == 0 && fgets(line, sizeof line, file) != NULL)
+        if (strncmp(line, "MemAvailable:", 13) == 0)
+            kib = strtoull(line + 13, NULL, 10);
+    if (file != NULL)
+        (void)fclose(file);
+    return kib / 1024;
+}
+
+uint64_t sizing_vram_mib(const struct settings *s, const struct card_setting *card,
+                         uint64_t available_mib)
+{
+    size_t n_cards = 0;
+    if (card->vram_mib != 0 || card->kind != CARD_CPU)
+        return card->vram_mib;
+    for (size_t i = 0; i < s->n_cards; i++)
+        n_cards += s->cards[i].kind == CARD_CPU && strcmp(s->cards[i].host, card->host) == 0;
+    if (n_cards < 2 || card->host[0] != '\0')
+        return 0;
+    return available_mib * 4 / 5 / n_cards;
+}

@@ -1,0 +1,317 @@
+/* runtime/steps.c - orders out, results in.
+ *
+ * Every order goes to every stage in the same sequence, so FORK, DROP and steps have one order everywhere. Lines are built in
+ * one preallocated buffer; the token path allocates nothing. Results carry epoch and step: those of an old epoch are dropped,
+ * anything else that does not match what is in flight breaks the stage that said it.
+ */
+#include "runtime/steps.h"
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include "runtime/recovery.h"
+#include "runtime/request.h"
+
+#define IDS_PER_LINE 4000u
+
+static void line_out(struct engine *e, struct line_writer *w)
+{
+    int n = line_end(w);
+    if (n > 0)
+        peers_send(e, e->line, (size_t)n);
+}
+
+static void sampling_write(struct line_writer *w, const struct request *r)
+{
+    const struct sampling *s = &r->sampling;
+    if (s->temperature <= 0)
+        return;
+    line_f64(w, "temperature", s->temperature);
+    if (s->top_p < 1)
+        line_f64(w, "top_p", s->top_p);
+    if (s->top_k > 0)
+        line_u64(w, "top_k", s->top_k);
+    if (s->min_p > 0)
+        line_f64(w, "min_p", s->min_p);
+    line_u64(w, "seed", s->seed);
+}
+
+static void rows_write(struct engine *e, const struct sched_step *step, const struct sched_run *run,
+                       uint32_t from, uint32_t n)
+{
+    const struct request *r = run->owner;
+    struct line_writer w;
+    char text[48];
+    line_begin(&w, e->line, LINE_BYTES_MAX, "ROWS");
+    line_u64(&w, "epoch", e->epoch);
+    line_u64(&w, "step", step->id);
+    line_u64(&w, "seq", run->slot);
+    line_u64(&w, "pos", run->pos + from);
+    if (run->is_reference) {
+        (void)snprintf(text, sizeof text, "@%" PRIu64 ".%" PRIu32, run->ref_step, run->ref_row);
+        line_key(&w, "ids", text);
+    } else {
+        line_ids(&w, "ids", run->seq->tokens + run->pos + from, n);
+    }
+    if (run->seq->top > 0) {
+        (void)snprintf(text, sizeof text, "top:%" PRIu32, run->seq->top);
+        line_key(&w, "want", text);
+    } else {
+        line_key(&w, "want", run->wants_token ? "last" : "none");
+        if (run->wants_token)
+            sampling_write(&w, r);
+    }
+    line_out(e, &w);
+}
+
+static void step_send(struct engine *e, const struct sched_step *step)
+{
+    struct line_writer w;
+    for (uint32_t i = 0; i < step->n_runs; i++) {
+        const struct sched_run *run = &step->runs[i];
+        for (uint32_t from = 0; from < run->n_rows; from += IDS_PER_LINE)
+            rows_write(e, step, run, from,
+                       run->n_rows - from < IDS_PER_LINE ? run->n_rows - from : IDS_PER_LINE);
+    }
+    line_begin(&w, e->line, LINE_BYTES_MAX, "STEP");
+    line_u64(&w, "epoch", e->epoch);
+    line_u64(&w, "step", step->id);
+    line_u64(&w, "rows", step->n_rows);
+    line_out(e, &w);
+}
+
+static void fork_send(struct engine *e, const struct sched_order *o)
+{
+    struct line_writer w;
+    line_begin(&w, e->line, LINE_BYTES_MAX, "FORK");
+    line_bare_i64(&w, o->new_slot);
+    line_bare_i64(&w, o->slot);
+    line_bare_i64(&w, o->n);
+    line_out(e, &w);
+}
+
+static void drop_send(struct engine *e, uint32_t slot)
+{
+    struct line_writer w;
+    line_begin(&w, e->line, LINE_BYTES_MAX, "DROP");
+    line_bare_i64(&w, slot);
+    line_out(e, &w);
+}
+
+void steps_pump(struct engine *e)
+{
+    struct sched_order o;
+    while (e->phase == PHASE_SERVING && scheduler_next(e->scheduler, &o)) {
+        switch (o.kind) {
+        case ORDER_START: request_started(e, o.seq->owner); break;
+        case ORDER_FORK: fork_send(e, &o); break;
+        case ORDER_DROP: drop_send(e, o.slot); break;
+        case ORDER_STEP: step_send(e, o.step); break;
+        }
+    }
+}
+
+/* The step that a result names; NULL: of an old epoch, or the peer is broken now. */
+static struct sched_step *step_named(struct engine *e, struct peer *p, const struct message *m)
+{
+    struct error err = {0};
+    uint64_t epoch, id;
+    if (message_u64(m, "epoch", 0, e->epoch, &epoch, &err) != 0 ||
+        message_u64(m, "step", 1, UINT64_MAX, &id, &err) != 0) {
+        peer_break(p, EBB_EPEER, "%s", err.text);
+        return NULL;
+    }
+    if (epoch != e->epoch || e->phase != PHASE_SERVING)
+        return NULL;
+    struct sched_step *step = scheduler_step(e->scheduler, id);
+    if (step == NULL || (step->ran >> p->index & 1) != 0)
+        peer_break(p, EBB_EPEER, "%s of step %" PRIu64 ", which it does not owe", m->verb, id);
+    return p->broken ? NULL : step;
+}
+
+static void step_close(struct engine *e, struct sched_step *step)
+{
+    uint64_t id = step->id;
+    for (uint32_t i = 0; i < step->n_runs; i++)
+        if (step->runs[i].owner != NULL)
+            request_step_ended(e, step->runs[i].owner, id);
+    scheduler_retire(e->scheduler, step);
+}
+
+static void prompts_advance(struct engine *e, struct sched_step *step)
+{
+    if (step->tokens_came)
+        return;
+    step->tokens_came = true;
+    for (uint32_t i = 0; i < step->n_runs; i++) {
+        const struct sched_run *run = &step->runs[i];
+        if (run->is_prompt && run->seq != NULL)
+            request_prompt_done(e, run->seq->owner, run->pos + run->n_rows);
+    }
+}
+
+static bool owes_tokens(const struct sched_step *step)
+{
+    for (uint32_t i = 0; i < step->n_runs; i++)
+        if (step->runs[i].wants_token)
+            return true;
+    return false;
+}
+
+/* Adds a per-run list of counts to the runs' owners. */
+static int counts_add(const struct sched_step *step, const char *list, bool is_hits,
+                      struct error *err)
+{
+    int32_t n;
+    for (uint32_t i = 0; i < step->n_runs; i++) {
+        struct request *r = step->runs[i].owner;
+        int got = ids_next(&list, INT32_MAX, &n, err);
+        if (got <= 0)
+            return got < 0 ? got
+                           : error_set(err, EBB_EPEER,
+                                       "RAN names fewer runs than the %" PRIu32 " of its step",
+                                       step->n_runs);
+        if (r != NULL)
+            *(is_hits ? &r->hits : &r->lookups) += (uint64_t)n;
+    }
+    return *list == '\0'
+               ? 0
+               : error_set(err, EBB_EPEER, "RAN names more runs than the %" PRIu32 " of its step",
+                           step->n_runs);
+}
+
+void steps_ran(struct engine *e, struct peer *p, const struct message *m)
+{
+    struct sched_step *step = step_named(e, p, m);
+    const char *hits = message_key(m, "hits"), *lookups = message_key(m, "lookups");
+    struct error err = {0};
+    if (step == NULL)
+        return;
+    if ((hits != NULL && counts_add(step, hits, true, &err) != 0) ||
+        (lookups != NULL && counts_add(step, lookups, false, &err) != 0)) {
+        peer_break(p, EBB_EPEER, "%s", err.text);
+        return;
+    }
+    if (p->index + 1 == e->n_peers) {
+        if (owes_tokens(step)) {
+            peer_break(p, EBB_EPEER, "RAN of step %" PRIu64 " without the tokens it owes",
+                       step->id);
+            return;
+        }
+        prompts_advance(e, step);
+    }
+    if (scheduler_ran(e->scheduler, step, p->index))
+        step_close(e, step);
+}
+
+static bool is_last(struct engine *e, struct peer *p, const struct message *m)
+{
+    if (p->index + 1 != e->n_peers)
+        peer_break(p, EBB_EPEER, "%s from a stage that is not the last", m->verb);
+    return !p->broken;
+}
+
+static void token_take(struct engine *e, struct peer *p, struct sched_step *step, uint32_t row,
+                       int32_t id)
+{
+    struct sched_seq *seq = NULL;
+    struct error err = {0};
+    uint64_t step_id = step->id;
+    if (scheduler_token(e->scheduler, step, row, id, &seq, &err) != 0)
+        peer_break(p, EBB_EPEER, "%s", err.text);
+    else if (seq != NULL)
+        request_token(e, seq->owner, id, step_id);
+}
+
+void steps_tokens(struct engine *e, struct peer *p, const struct message *m)
+{
+    struct sched_step *step = is_last(e, p, m) ? step_named(e, p, m) : NULL;
+    const char *rows = message_key(m, "rows"), *ids = message_key(m, "ids");
+    struct error err = {0};
+    int32_t row, id, n_vocab = (int32_t)e->model->geometry.n_vocab;
+    if (step == NULL)
+        return;
+    prompts_advance(e, step);
+    while (!p->broken && rows != NULL && ids != NULL) {
+        int got_row = ids_next(&rows, INT32_MAX, &row, &err);
+        int got_id = got_row < 0 ? got_row : ids_next(&ids, n_vocab - 1, &id, &err);
+        if (got_row < 0 || got_id < 0)
+            peer_break(p, EBB_EPEER, "TOK: %s", err.text);
+        else if (got_row != got_id)
+            peer_break(p, EBB_EPEER, "TOK: as many rows as ids were wanted");
+        else if (got_row == 0)
+            break;
+        else
+            token_take(e, p, step, (uint32_t)row, id);
+    }
+    if (!p->broken && owes_tokens(step))
+        peer_break(p, EBB_EPEER, "TOK of step %" PRIu64 " lacks a row that was asked for",
+                   step->id);
+}
+
+/* `id:logit,…`: ids in the vocabulary, decimals; at most n. */
+static bool top_is_sound(const char *top, uint32_t n_vocab, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        char *end;
+        if (*top < '0' || *top > '9')
+            return false;
+        unsigned long id = strtoul(top, &end, 10);
+        if (id >= n_vocab || *end != ':')
+            return false;
+        top = end + 1;
+        size_t n_number = strspn(top, "0123456789+-.einfa");
+        if (n_number == 0 || n_number > 40)
+            return false;
+        top += n_number;
+        if (*top == '\0')
+            return true;
+        if (*top++ != ',')
+            return false;
+    }
+    return false;
+}
+
+void steps_logits(struct engine *e, struct peer *p, const struct message *m)
+{
+    struct sched_step *step = is_last(e, p, m) ? step_named(e, p, m) : NULL;
+    const char *top = message_key(m, "top");
+    struct error err = {0};
+    uint64_t row;
+    if (step == NULL)
+        return;
+    if (message_u64(m, "row", 0, step->n_rows - 1, &row, &err) != 0) {
+        peer_break(p, EBB_EPEER, "%s", err.text);
+        return;
+    }
+    /* A scored prompt is its step's only run. */
+    struct sched_run *run = &step->runs[0];
+    if (run->seq == NULL)
+        return;
+    if (run->seq->top == 0 || top == NULL ||
+        !top_is_sound(top, e->model->geometry.n_vocab, run->seq->top)) {
+        peer_break(p, EBB_EPEER, "LOGITS of step %" PRIu64 ": top= is not what was asked for",
+                   step->id);
+        return;
+    }
+    if (request_logits(e, run->seq->owner, run->pos + (uint32_t)row, top, step->id, &err) != 0)
+        peer_break(p, EBB_EPEER, "%s", err.text);
+}
+
+void steps_refused(struct engine *e, struct peer *p, const char *tag, const struct error *said)
+{
+    char *end;
+    unsigned long epoch = strtoul(tag + 5, &end, 10);
+    struct error why;
+    if (*end != '.' || epoch > e->epoch) {
+        peer_break(p, EBB_EPEER, "an ERR for %.60s, which is no step", tag);
+        return;
+    }
+    if (epoch != e->epoch || e->phase != PHASE_SERVING)
+        return;
+    if (e->n_peers == 1) { /* no link by which it could be told of a new epoch */
+        peer_break(p, said->code, "%.60s: %.300s", tag, said->text);
+        return;
+    }
+    (void)error_set(&why, said->code, "card %s: %.60s: %.300s", p->label, tag, said->text);
+    recovery_begin(e, &why);
+}

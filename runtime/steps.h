@@ -1,0 +1,10 @@
+/* runtime/steps.h - the scheduler's orders as lines to the stages, and their answers as tokens of requests. */
+#pragma once
+#include "runtime/peer.h"
+
+void steps_pump(struct engine *e); /* sends every order there is */
+void steps_ran(struct engine *e, struct peer *p, const struct message *m);
+void steps_tokens(struct engine *e, struct peer *p, const struct message *m);
+void steps_logits(struct engine *e, struct peer *p, const struct message *m);
+/* `ERR step:<epoch>.<step> …`: the step cannot run there. */
+void steps_refused(struct engine *e, struct peer *p, const char *tag, const struct error *said);
