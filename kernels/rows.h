@@ -19,6 +19,8 @@ struct row_ops {
     void (*halves_store)(uint16_t *to, const float *from, size_t n);
     /* One row's attention for all query heads of one KV head; the row is not inert. */
     void (*attend)(const struct attention_args *a, size_t row, size_t kv_head);
+    /* x[i] = ebb_expf(x[i]) in place; the same bits in all sets. */
+    void (*exponentials)(float *x, size_t n);
     /* p[i] = e^(p[i] - max) / sum, in place. */
     void (*softmax)(float *p, size_t n);
     /* product_rows_unquantised_<set>() */

@@ -35,20 +35,26 @@ static void halves_store(uint16_t *to, const float *from, size_t n)
         to[i] = float_to_half(from[i]);
 }
 
+static void exponentials(float *x, size_t n)
+{
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(x + i, ebb_expf8(_mm256_loadu_ps(x + i)));
+    for (; i < n; i++)
+        x[i] = ebb_expf(x[i]);
+}
+
 static void softmax_row(float *p, size_t n)
 {
     float max = -INFINITY;
-    size_t i = 0;
-    for (size_t j = 0; j < n; j++)
-        max = p[j] > max ? p[j] : max;
-    for (; i + 8 <= n; i += 8)
-        _mm256_storeu_ps(p + i,
-                         ebb_expf8(_mm256_sub_ps(_mm256_loadu_ps(p + i), _mm256_set1_ps(max))));
-    for (; i < n; i++)
-        p[i] = ebb_expf(p[i] - max);
+    for (size_t i = 0; i < n; i++)
+        max = p[i] > max ? p[i] : max;
+    for (size_t i = 0; i < n; i++)
+        p[i] = p[i] - max;
+    exponentials(p, n);
     float sum = reduce_sum8(p, n);
-    for (size_t j = 0; j < n; j++)
-        p[j] = p[j] / sum;
+    for (size_t i = 0; i < n; i++)
+        p[i] = p[i] / sum;
 }
 
 /* Eight weights from value i of a row of either type. */
@@ -129,6 +135,7 @@ const struct row_ops rows_avx2 = {
     .rotate = rotate_pairs,
     .halves_store = halves_store,
     .attend = attend_avx2,
+    .exponentials = exponentials,
     .softmax = softmax_row,
     .product = product_rows_unquantised_avx2,
 };

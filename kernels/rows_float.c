@@ -4,6 +4,7 @@
  * Owns nothing, any thread, refuses nothing.
  */
 #include "kernels/blocks.h"
+#include "kernels/expf.h"
 #include "kernels/half.h"
 #include "kernels/ops_cpu.h"
 #include "kernels/rows.h"
@@ -31,6 +32,12 @@ static void halves_store(uint16_t *to, const float *from, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         to[i] = float_to_half(from[i]);
+}
+
+static void exponentials(float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        x[i] = ebb_expf(x[i]);
 }
 
 static void softmax_row(float *p, size_t n)
@@ -80,6 +87,7 @@ const struct row_ops rows_float = {
     .rotate = rotate_head,
     .halves_store = halves_store,
     .attend = attend_float,
+    .exponentials = exponentials,
     .softmax = softmax_row,
     .product = product_rows_unquantised_float,
 };

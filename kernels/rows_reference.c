@@ -24,6 +24,12 @@ static void halves_store(uint16_t *to, const float *from, size_t n)
         to[i] = float_to_half(from[i]);
 }
 
+static void exponentials(float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        x[i] = ebb_expf(x[i]);
+}
+
 static void softmax_row(float *p, size_t n)
 {
     float max = -INFINITY;
@@ -65,6 +71,7 @@ const struct row_ops rows_reference = {
     .rotate = rotate_pairs,
     .halves_store = halves_store,
     .attend = attend_reference,
+    .exponentials = exponentials,
     .softmax = softmax_row,
     .product = product_rows_unquantised_reference,
 };

@@ -13,12 +13,11 @@
  */
 #include <math.h>
 #include <string.h>
-#include "kernels/expf.h"
 #include "kernels/ops_cpu.h"
 #include "kernels/rows.h"
 
 #define MASS_ONE  0x1p40 /* a vocabulary of 2^23 tokens still fits into 64 bits */
-#define STEP_BITS 8 /* of a key's 32 are looked at in one step of the descent */
+#define STEP_BITS 8      /* of a key's 32 are looked at in one step of the descent */
 
 /* Lists of candidates are in ascending id. */
 struct candidate {
@@ -99,17 +98,25 @@ static uint64_t weight_total(const struct candidate *c, size_t n)
 
 /* Turns counts into masses; a mass of 0 leaves the list. NaN, and -infinity at an infinite temperature, have none. */
 static size_t candidates_weigh(struct candidate *c, size_t n, const float *logits, float max,
-                               float temperature)
+                               float temperature, const struct row_ops *ops)
 {
+    enum { PIECE = 256 };
     size_t n_kept = 0;
-    for (size_t i = 0; i < n; i++) {
-        float logit = logits[c[i].id], z = (logit - max) / temperature;
-        float e = logit == max ? 1.0f : z <= 0.0f ? ebb_expf(z) : 0.0f;
-        uint64_t mass = (uint64_t)((double)e * MASS_ONE);
-        if (mass == 0)
-            continue;
-        c[n_kept] = c[i];
-        c[n_kept++].weight = mass;
+    for (size_t first = 0; first < n; first += PIECE) {
+        size_t n_piece = n - first < PIECE ? n - first : PIECE;
+        float e[PIECE];
+        for (size_t i = 0; i < n_piece; i++) {
+            float logit = logits[c[first + i].id], z = (logit - max) / temperature;
+            e[i] = logit == max ? 0.0f : z <= 0.0f ? z : -INFINITY;
+        }
+        ops->exponentials(e, n_piece);
+        for (size_t i = 0; i < n_piece; i++) {
+            uint64_t mass = (uint64_t)((double)e[i] * MASS_ONE);
+            if (mass == 0)
+                continue;
+            c[n_kept] = c[first + i];
+            c[n_kept++].weight = mass;
+        }
     }
     return n_kept;
 }
@@ -149,7 +156,7 @@ static size_t argmax(const float *logits, size_t n)
 }
 
 static int32_t sample_row(const float *logits, size_t n_vocab, const struct sample_params *params,
-                          struct candidate *c)
+                          struct candidate *c, const struct row_ops *ops)
 {
     size_t best = argmax(logits, n_vocab), n = n_vocab;
     if (!(params->temperature > 0.0f) || !(logits[best] > -INFINITY))
@@ -158,7 +165,7 @@ static int32_t sample_row(const float *logits, size_t n_vocab, const struct samp
         c[i] = (struct candidate){.weight = 1, .key = key_of(logits[i]), .id = (int32_t)i};
     if (params->top_k > 0 && (size_t)params->top_k < n)
         n = candidates_cut(c, n, (uint64_t)params->top_k);
-    n = candidates_weigh(c, n, logits, logits[best], params->temperature);
+    n = candidates_weigh(c, n, logits, logits[best], params->temperature, ops);
     if (params->top_p < 1.0f) {
         double wanted = ceil((double)params->top_p * (double)weight_total(c, n));
         n = candidates_cut(c, n, wanted > 1.0 ? (uint64_t)wanted : 1);
@@ -168,18 +175,24 @@ static int32_t sample_row(const float *logits, size_t n_vocab, const struct samp
     return candidates_draw(c, n, sample_uniform(params->seed, params->position));
 }
 
+struct sample_job {
+    struct sample_args args;
+    const struct row_ops *ops;
+};
+
 static void sample_range(void *ctx, size_t first, size_t last)
 {
-    const struct sample_args *a = ctx;
+    const struct sample_job *job = ctx;
+    const struct sample_args *a = &job->args;
     for (size_t r = first; r < last; r++)
         a->ids[r] = sample_row(a->logits + r * a->n_vocab, a->n_vocab, &a->params[r],
-                               (struct candidate *)a->scratch + r * a->n_vocab);
+                               (struct candidate *)a->scratch + r * a->n_vocab, job->ops);
 }
 
 static void sample_run(const void *args, struct exec_cpu_worker *w)
 {
-    struct sample_args a = *(const struct sample_args *)args;
-    exec_cpu_parallel_for(w, a.n_rows, rows_grain(8 * a.n_vocab), sample_range, &a);
+    struct sample_job job = *(const struct sample_job *)args;
+    exec_cpu_parallel_for(w, job.args.n_rows, rows_grain(8 * job.args.n_vocab), sample_range, &job);
 }
 
 size_t sample_scratch_bytes_cpu(size_t n_rows, size_t n_vocab)
@@ -187,9 +200,21 @@ size_t sample_scratch_bytes_cpu(size_t n_rows, size_t n_vocab)
     return n_rows * n_vocab * sizeof(struct candidate);
 }
 
-int sample_cpu(const struct sample_args *args, struct exec_stream *s)
+static int sample_push(const struct sample_args *args, const struct row_ops *ops,
+                       struct exec_stream *s)
 {
+    struct sample_job job = {*args, ops};
     if (args->n_vocab == 0)
         return EBB_EUNSUPPORTED;
-    return exec_cpu_push(s, sample_run, args, sizeof *args);
+    return exec_cpu_push(s, sample_run, &job, sizeof job);
+}
+
+int sample_reference(const struct sample_args *args, struct exec_stream *s)
+{
+    return sample_push(args, &rows_reference, s);
+}
+
+int sample_avx2(const struct sample_args *args, struct exec_stream *s)
+{
+    return sample_push(args, &rows_avx2, s);
 }

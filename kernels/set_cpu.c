@@ -26,7 +26,7 @@ static const struct kernel_set set_reference = {
     .combine = combine_cpu,
     .swiglu = swiglu_reference,
     .gather = gather_cpu,
-    .sample = sample_cpu,
+    .sample = sample_reference,
     .top = top_cpu,
 };
 
@@ -48,7 +48,7 @@ static const struct kernel_set set_avx2 = {
     .combine = combine_cpu,
     .swiglu = swiglu_avx2,
     .gather = gather_cpu,
-    .sample = sample_cpu,
+    .sample = sample_avx2,
     .top = top_cpu,
 };
 
@@ -70,7 +70,7 @@ static const struct kernel_set set_float = {
     .combine = combine_cpu,
     .swiglu = swiglu_float,
     .gather = gather_cpu,
-    .sample = sample_cpu,
+    .sample = sample_reference,
     .top = top_cpu,
 };
 

@@ -191,6 +191,30 @@ Test(sample, a_row_is_drawn_alike_alone_and_in_company)
     free(logits);
 }
 
+Test(sample, every_set_draws_the_same_tokens)
+{
+    enum { N_ROWS = 60, N = 777 };
+    static const char *const names[] = {"reference", "avx2", "float"};
+    uint64_t state = 45;
+    struct card card = card_open(2);
+    float *logits = values_of(N_ROWS * N, INPUT_RANDOM, &state);
+    void *scratch = bytes_of(set()->sample_scratch_bytes(N_ROWS, N));
+    struct sample_params params[N_ROWS];
+    int32_t ids[3][N_ROWS];
+    for (int i = 0; i < N_ROWS; i++)
+        params[i] = (struct sample_params){0.5f + (float)(i % 5), 0.95f, 0, i % 2 * 100, 10, i};
+    for (int s = 0; s < 3; s++) {
+        const struct kernel_set *named = set_named(names[s]);
+        struct sample_args args = {logits, N_ROWS, N, params, scratch, ids[s]};
+        cr_assert_eq((named != NULL ? named : set())->sample(&args, card.stream), 0);
+        card_wait(&card);
+    }
+    cr_assert_eq(memcmp(ids[0], ids[1], sizeof ids[0]), 0);
+    cr_assert_eq(memcmp(ids[0], ids[2], sizeof ids[0]), 0);
+    free(logits), free(scratch);
+    card_close(&card);
+}
+
 Test(top, gives_the_k_largest_falling_with_ties_to_the_lower_id)
 {
     enum { N = 1000 };
