@@ -3,8 +3,8 @@
  * The hottest keys that fit stay, wherever they are; the rest is evicted. A segment that leaves
  * costs one move for each key of it that stays, so the segments with the fewest such keys leave
  * (among equals, the highest index), and no other choice needs fewer moves. Moves go from leaving
- * into remaining segments, each into a slot of its own that is empty (those first) or holds an
- * evicted key: sources and destinations never meet, so moves may run in any order or all at once.
+ * into remaining segments, each into a slot of its own that is empty or holds an evicted key:
+ * sources and destinations never meet, so moves may run in any order or all at once.
  *
  * Begin plans and changes nothing; end applies. From the first copied byte on, the evicted keys'
  * slots hold other bytes while lookups still name them: the caller stops reading evicted keys
@@ -62,36 +62,27 @@ static bool slot_remains(const struct cache *c, size_t slot)
     return region_is_backed(&c->region, segment) && !c->shrink.leaves[segment];
 }
 
-/* The next destination: remaining slots that are free, from *slot on, then those that lose their
- * key. */
-static size_t next_destination(const struct cache *c, size_t *slot, bool *is_free_pass)
+/* The next slot from *slot on that remains and is empty or loses its key. There is always one: no
+ * more keys stay than slots remain. When keys are evicted, every empty slot is needed too. */
+static size_t next_destination(const struct cache *c, size_t *slot)
 {
-    const struct cache_shrink *p = &c->shrink;
-    for (;; ++*slot) {
-        if (*slot == c->n_slots_max) {
-            *slot = 0;
-            *is_free_pass = false;
-        }
-        bool fits = *is_free_pass ? c->state[*slot] == CACHE_SLOT_FREE : p->loses[*slot];
-        if (fits && slot_remains(c, *slot))
-            return (*slot)++;
-    }
+    while (!slot_remains(c, *slot) ||
+           !(c->state[*slot] == CACHE_SLOT_FREE || c->shrink.loses[*slot]))
+        ++*slot;
+    return (*slot)++;
 }
 
-/* There are always enough destinations: kept keys <= slots that remain. */
 static void plan_moves(struct cache *c)
 {
     struct cache_shrink *p = &c->shrink;
     size_t cursor = 0;
-    bool is_free_pass = true;
     p->n_moves = 0;
     for (size_t slot = 0; slot < c->n_slots_max; slot++) {
         if (c->state[slot] != CACHE_SLOT_RESIDENT || p->loses[slot] || slot_remains(c, slot))
             continue;
-        p->moves[p->n_moves++] =
-            (struct cache_move){.key = cache_key_of(c, c->key_of_slot[slot]),
-                                .slot_from = slot,
-                                .slot_to = next_destination(c, &cursor, &is_free_pass)};
+        p->moves[p->n_moves++] = (struct cache_move){.key = cache_key_of(c, c->key_of_slot[slot]),
+                                                     .slot_from = slot,
+                                                     .slot_to = next_destination(c, &cursor)};
     }
 }
 

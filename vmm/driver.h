@@ -4,8 +4,8 @@
  * driver_cuda.c.
  *
  * Sizes are multiples of `granularity`. A range is reserved once and keeps its address for life.
- * Nothing is unmapped that was not mapped, segment by segment. Memory that is destroyed while mapped
- * lives until it is unmapped. Threads: one owner. Failure: the call did nothing; err has the
+ * Nothing is unmapped that was not mapped, segment by segment. Memory that is destroyed while it is
+ * mapped lives until it is unmapped. Threads: one owner. Failure: the call did nothing; err has the
  * driver's words. fail_nth in tests wraps this table and refuses the Nth call.
  */
 #pragma once

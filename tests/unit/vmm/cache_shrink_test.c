@@ -75,8 +75,7 @@ static bool is_evicted(const struct cache_shrink_plan *plan, struct cache_key ke
 }
 
 /* Sources hold the key that moves; no slot is named twice, as a source or a destination; a
- * destination is empty or holds a key that goes, and none that goes loses its slot to a move while
- * an empty one in a remaining segment is unused. */
+ * destination is empty or holds a key that goes. */
 static void check_moves(const struct cache_shrink_plan *plan, const struct model_key *keys,
                         size_t n, size_t n_slots_max)
 {
@@ -204,12 +203,12 @@ Test(shrink, keeps_exactly_the_hottest_of_recorded_texts)
     json_decref(trace);
 }
 
-Test(shrink, uses_empty_slots_before_those_of_evicted_keys)
+Test(shrink, leaves_with_empty_segments_and_cold_slots_first)
 {
     struct cache_shrink_plan plan;
     open_cache(2, 3, 1, 8, 0);
     bench_grow(&bench, 3);
-    for (uint32_t i = 0; i < 6; i++) { /* slots 0..5; 2 is emptied again by moving hot ones */
+    for (uint32_t i = 0; i < 6; i++) {
         cache_touch(bench.cache, (struct cache_key){0, i}, 10.0 + i);
         if (i != 0)
             (void)bench_fill(&bench, (struct cache_key){0, i});
@@ -221,8 +220,7 @@ Test(shrink, uses_empty_slots_before_those_of_evicted_keys)
     cr_assert_eq(plan.n_moves, 1);
     cr_assert(plan.moves[0].slot_to == 0 || plan.moves[0].slot_to == 5);
     cache_shrink_cancel(bench.cache);
-    /* To one segment and back, so that there are holes: then a shrink without evictions must use
-     * them. */
+    /* To one segment and back: two segments are empty, and one of them leaves. */
     size_t reached;
     cr_assert_eq(cache_shrink_begin(bench.cache, 1, &plan, &bench.err), 0);
     cr_assert_eq(plan.n_evicted, 3);
