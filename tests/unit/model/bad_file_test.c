@@ -3,7 +3,7 @@
  * opened or crashed by it. */
 #include <criterion/criterion.h>
 #include <string.h>
-#include "patched.h"
+#include "tests/unit/model/patched.h"
 #include "runtime/model/gguf.h"
 #include "runtime/model/model.h"
 #include "runtime/model/tokenizer.h"

@@ -2,7 +2,7 @@
  * turn. */
 #include <criterion/criterion.h>
 #include <string.h>
-#include "patched.h"
+#include "tests/unit/model/patched.h"
 #include "runtime/model/chat.h"
 #include "runtime/model/gguf.h"
 

@@ -1,7 +1,7 @@
 /* tests/unit/model/model_test.c - what the demo file says, as the reader and the model tell it. */
 #include <criterion/criterion.h>
 #include <string.h>
-#include "patched.h"
+#include "tests/unit/model/patched.h"
 #include "runtime/model/gguf.h"
 #include "runtime/model/model.h"
 

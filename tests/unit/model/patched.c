@@ -1,6 +1,6 @@
 /* tests/unit/model/patched.c - see patched.h. Fails the test at once when the demo file is not
  * what it expects. */
-#include "patched.h"
+#include "tests/unit/model/patched.h"
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <string.h>

@@ -4,7 +4,7 @@
 #include <jansson.h>
 #include <string.h>
 #include <time.h>
-#include "patched.h"
+#include "tests/unit/model/patched.h"
 #include "runtime/model/gguf.h"
 #include "runtime/model/tokenizer.h"
 
