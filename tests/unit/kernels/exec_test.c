@@ -384,3 +384,17 @@ Test(exec, a_set_is_found_by_name_or_refused_by_name)
     cr_assert_eq(err.code, EBB_ENOENT);
     cr_assert_not_null(strstr(err.text, "avx9"));
 }
+
+Test(exec, shared_memory_comes_zeroed_and_a_size_that_cannot_be_is_refused)
+{
+    struct card card = card_open(1);
+    struct error err = {0};
+    void *base = NULL;
+    cr_assert_eq(exec_cpu.shared_alloc(card.exec, 1000, &base, &err), 0);
+    for (size_t i = 0; i < 1000; i++)
+        cr_assert_eq(((unsigned char *)base)[i], 0);
+    exec_cpu.shared_free(card.exec, base);
+    exec_cpu.shared_free(card.exec, NULL);
+    cr_assert_eq(exec_cpu.shared_alloc(card.exec, SIZE_MAX, &base, &err), EBB_ENOMEM);
+    card_close(&card);
+}
