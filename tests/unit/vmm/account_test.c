@@ -105,6 +105,19 @@ Test(account, a_killed_process_is_forgotten_before_anyone_waits_for_it)
     host_card_close(&card);
 }
 
+Test(account, a_reused_pid_is_nobody)
+{
+    struct account before;
+    host_card_open(&card, 64 * MIB);
+    cr_assert_eq(account_open(&before, card.directory, NULL, 0, &err), 0, "%s", err.text);
+    before.start_time--; /* as if an earlier process had had this pid, and had been killed */
+    cr_assert_eq(account_take(&before, 8 * MIB, 64 * MIB, &err), 0, "%s", err.text);
+    cr_assert_eq(memory().foreign_bytes, 0);
+    cr_assert_eq(memory().own_bytes, 0);
+    account_close(&before);
+    host_card_close(&card);
+}
+
 Test(account, a_stopped_process_still_holds_its_memory)
 {
     host_card_open(&card, 64 * MIB);
