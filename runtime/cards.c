@@ -307,10 +307,16 @@ void cards_ask(struct engine *e, struct connection *c, const struct message *m,
     replies_flush(e, c);
 }
 
+static void plan_answer(struct engine *e, struct card_command *k);
+
 void cards_start(struct engine *e, struct card_command *k)
 {
     bool is_stat = k->kind == REPLY_STAT;
     k->started = true;
+    if (k->kind == REPLY_PLAN) {
+        plan_answer(e, k);
+        return;
+    }
     k->n_missing = 1; /* held until all are asked */
     for (uint32_t i = 0; i < e->n_peers; i++) {
         struct peer *p = &e->peers[i];
@@ -352,11 +358,8 @@ void cards_answer(struct engine *e, struct peer *p, const char *line, enum reply
     free(a);
 }
 
-void cards_plan(struct engine *e, struct connection *c)
+static void plan_answer(struct engine *e, struct card_command *k)
 {
-    struct card_command *k = command_add(e, c, REPLY_TEXT);
-    if (k == NULL)
-        return;
     for (uint32_t i = 0; i < e->n_peers; i++) {
         const struct peer *p = &e->peers[i];
         const struct held *h = &p->held;
@@ -372,6 +375,11 @@ void cards_plan(struct engine *e, struct connection *c)
             h->slots_full, e->sizes.kv_tokens, e->sizes.context, e->sizes.chunk, e->sizes.threads);
         k->lines[i] = strdup(line);
     }
-    k->started = true;
     answer_whole(e, k, "PLAN-DONE\n");
+}
+
+void cards_plan(struct engine *e, struct connection *c)
+{
+    if (command_add(e, c, REPLY_PLAN) != NULL)
+        replies_flush(e, c);
 }

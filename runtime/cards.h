@@ -11,7 +11,7 @@ void cards_ask(struct engine *e, struct connection *c, const struct message *m,
                enum reply_kind kind);
 void cards_plan(struct engine *e, struct connection *c);
 void cards_start(struct engine *e,
-                 struct card_command *k); /* a STAT or LEDGER whose turn has come */
+                 struct card_command *k); /* a STAT, LEDGER or PLAN whose turn has come */
 
 /* Answers of a stage. `line` is the whole line, as it came. */
 void cards_receipt(struct engine *e, struct peer *p, const struct message *m);

@@ -160,7 +160,7 @@ static bool replies_step(struct engine *e, struct connection *c)
             vram_before = true;
             continue;
         }
-        if (!k->started && may_pass && (k->kind == REPLY_STAT || k->kind == REPLY_LEDGER)) {
+        if (!k->started && may_pass && k->kind != REPLY_TEXT) {
             cards_start(e, k); /* may answer at once, which walks this list */
             return true;
         }

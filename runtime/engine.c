@@ -166,13 +166,14 @@ static void wait_and_serve(struct engine *e, int timeout)
 
 static void engine_turn(struct engine *e)
 {
+    bool was_bringup = e->phase == PHASE_BRINGUP;
     for (uint32_t i = 0; i < e->n_peers; i++)
         peer_watch(e, &e->peers[i], now_us());
     recovery_check(e);
     bringup_advance(e);
     recovery_check(e);
-    if (e->failed)
-        return;
+    if (e->failed || (was_bringup && e->phase == PHASE_SERVING))
+        return; /* nobody is connected yet: nothing to wait for */
     if (e->phase == PHASE_SERVING)
         steps_pump(e);
     connections_reap(e);

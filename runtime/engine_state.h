@@ -78,6 +78,7 @@ struct peer {
     struct asked_queue stat, ledger;
     struct card_command *vram; /* this card's part of it is not answered yet */
     bool vram_sent;
+    uint32_t n_owed;              /* FORKED and DROPPED to come */
     uint64_t heard_us, pinged_us; /* last line; last unanswered PING, 0 none */
     bool warned;
     char words[PEER_WORDS_MAX]; /* last line of its stderr */
@@ -113,7 +114,7 @@ struct request {
     const char *reason;
 };
 
-enum reply_kind { REPLY_TEXT, REPLY_VRAM, REPLY_STAT, REPLY_LEDGER };
+enum reply_kind { REPLY_TEXT, REPLY_VRAM, REPLY_STAT, REPLY_LEDGER, REPLY_PLAN };
 
 struct card_command {          /* a command whose answer has its place in a connection's order */
     struct card_command *next; /* of the connection */

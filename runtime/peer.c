@@ -68,7 +68,7 @@ int peer_start(struct engine *e, struct peer *p, struct error *err)
     p->broken = p->warned = false;
     p->n_err_line = 0;
     p->words[0] = '\0';
-    p->pinged_us = 0;
+    p->pinged_us = p->n_owed = 0;
     p->heard_us = now_us();
     p->state = PEER_STARTED;
     return 0;
@@ -104,7 +104,8 @@ void peers_send(struct engine *e, const char *line, size_t n_bytes)
 
 static void said_error(struct engine *e, struct peer *p, const char *tag, const struct error *said)
 {
-    if (strncmp(tag, "step:", 5) == 0) {
+    if (strncmp(tag, "step:", 5) == 0 || strncmp(tag, "fork:", 5) == 0 ||
+        strncmp(tag, "drop:", 5) == 0) {
         steps_refused(e, p, tag, said);
     } else if (p->state == PEER_LOADING) {
         p->state = PEER_REFUSED;
@@ -143,11 +144,10 @@ static const struct said {
     const char *verb;
     void (*take)(struct engine *e, struct peer *p, const struct message *m);
 } table[] = {
-    {"RAN", steps_ran},          {"TOK", steps_tokens},
-    {"LOGITS", steps_logits},    {"HELLO", bringup_hello},
-    {"HELD", bringup_held},      {"LINKED", bringup_linked},
-    {"LOADED", said_loaded},     {"PROGRESS", bringup_progress},
-    {"RELEASED", said_released}, {"VRAM", cards_receipt},
+    {"RAN", steps_ran},        {"TOK", steps_tokens},          {"LOGITS", steps_logits},
+    {"HELLO", bringup_hello},  {"HELD", bringup_held},         {"LINKED", bringup_linked},
+    {"LOADED", said_loaded},   {"PROGRESS", bringup_progress}, {"RELEASED", said_released},
+    {"FORKED", steps_ordered}, {"DROPPED", steps_ordered},     {"VRAM", cards_receipt},
     {"PONG", said_pong},
 };
 

@@ -47,6 +47,8 @@ void recovery_begin(struct engine *e, const struct error *why)
         e->retry_us = now_us() + (pause < PAUSE_MAX_US ? pause : PAUSE_MAX_US);
         e->restart_failures++;
     }
+    for (uint32_t i = 0; i < e->n_peers; i++)
+        e->peers[i].n_owed = 0;
     scheduler_reset(e->scheduler);
     requests_charge(e, again, why);
     if (e->restart_failures > e->settings->stage_attempts)

@@ -62,6 +62,8 @@ int scheduler_open(struct scheduler **out, const struct sched_shape *shape, stru
     s->shape = *shape;
     s->next_step = 1;
     s->n_steps_max = shape->run_ahead ? 2 * shape->n_stages : shape->n_stages + 1;
+    if (s->n_steps_max > STEPS_MAX)
+        s->n_steps_max = STEPS_MAX;
     s->n_orders_max = shape->n_slots + 4;
     s->slot_used = calloc(shape->n_slots, sizeof *s->slot_used);
     s->steps = calloc(s->n_steps_max, sizeof *s->steps);

@@ -6,6 +6,8 @@
 #pragma once
 #include "runtime/scheduler.h"
 
+#define STEPS_MAX 40u /* in flight; a stage queues 64 orders in all */
+
 struct seq_list {
     struct sched_seq *first, *last;
     uint32_t n;

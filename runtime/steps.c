@@ -12,6 +12,7 @@
 #include "runtime/request.h"
 
 #define IDS_PER_LINE 4000u
+#define OWED_MAX     16u /* FORKs and DROPs that a stage has not confirmed; its queue is short */
 
 static void line_out(struct engine *e, struct line_writer *w)
 {
@@ -79,6 +80,21 @@ static void step_send(struct engine *e, const struct sched_step *step)
     line_out(e, &w);
 }
 
+static void order_out(struct engine *e, struct line_writer *w)
+{
+    for (uint32_t i = 0; i < e->n_peers; i++)
+        e->peers[i].n_owed++;
+    line_out(e, w);
+}
+
+static bool orders_flow(const struct engine *e)
+{
+    for (uint32_t i = 0; i < e->n_peers; i++)
+        if (e->peers[i].n_owed >= OWED_MAX)
+            return false;
+    return true;
+}
+
 static void fork_send(struct engine *e, const struct sched_order *o)
 {
     struct line_writer w;
@@ -86,7 +102,7 @@ static void fork_send(struct engine *e, const struct sched_order *o)
     line_bare_i64(&w, o->new_slot);
     line_bare_i64(&w, o->slot);
     line_bare_i64(&w, o->n);
-    line_out(e, &w);
+    order_out(e, &w);
 }
 
 static void drop_send(struct engine *e, uint32_t slot)
@@ -94,13 +110,13 @@ static void drop_send(struct engine *e, uint32_t slot)
     struct line_writer w;
     line_begin(&w, e->line, LINE_BYTES_MAX, "DROP");
     line_bare_i64(&w, slot);
-    line_out(e, &w);
+    order_out(e, &w);
 }
 
 void steps_pump(struct engine *e)
 {
     struct sched_order o;
-    while (e->phase == PHASE_SERVING && scheduler_next(e->scheduler, &o)) {
+    while (e->phase == PHASE_SERVING && orders_flow(e) && scheduler_next(e->scheduler, &o)) {
         switch (o.kind) {
         case ORDER_START: request_started(e, o.seq->owner); break;
         case ORDER_FORK: fork_send(e, &o); break;
@@ -297,21 +313,39 @@ void steps_logits(struct engine *e, struct peer *p, const struct message *m)
         peer_break(p, EBB_EPEER, "%s", err.text);
 }
 
-void steps_refused(struct engine *e, struct peer *p, const char *tag, const struct error *said)
+void steps_ordered(struct engine *e, struct peer *p, const struct message *m)
 {
-    char *end;
-    unsigned long epoch = strtoul(tag + 5, &end, 10);
+    (void)e;
+    (void)m;
+    p->n_owed -= p->n_owed > 0;
+}
+
+/* What the stages do is no longer what the scheduler thinks: all begin anew. */
+static void fall_out(struct engine *e, struct peer *p, const char *tag, const struct error *said)
+{
     struct error why;
-    if (*end != '.' || epoch > e->epoch) {
-        peer_break(p, EBB_EPEER, "an ERR for %.60s, which is no step", tag);
-        return;
-    }
-    if (epoch != e->epoch || e->phase != PHASE_SERVING)
-        return;
     if (e->n_peers == 1) { /* no link by which it could be told of a new epoch */
         peer_break(p, said->code, "%.60s: %.300s", tag, said->text);
         return;
     }
     (void)error_set(&why, said->code, "card %s: %.60s: %.300s", p->label, tag, said->text);
     recovery_begin(e, &why);
+}
+
+void steps_refused(struct engine *e, struct peer *p, const char *tag, const struct error *said)
+{
+    char *end;
+    if (strncmp(tag, "step:", 5) != 0) {
+        p->n_owed -= p->n_owed > 0;
+        if (e->phase == PHASE_SERVING && strncmp(tag, "fork:", 5) == 0)
+            fall_out(e, p, tag, said);
+        else
+            engine_log(e, "warn", "card %s: %s: %s", p->label, tag, said->text);
+        return;
+    }
+    unsigned long epoch = strtoul(tag + 5, &end, 10);
+    if (*end != '.' || epoch > e->epoch)
+        peer_break(p, EBB_EPEER, "an ERR for %.60s, which is no step", tag);
+    else if (epoch == e->epoch && e->phase == PHASE_SERVING)
+        fall_out(e, p, tag, said);
 }
