@@ -18,6 +18,7 @@ struct console {
     struct timespec began, shown_at;
 };
 void console_open(struct console *c, const char *log_level);
+void console_wipe(struct console *c); /* the progress line goes, if one stands there */
 struct engine_events console_events(struct console *c); /* borrows c */
 __attribute__((format(printf, 3, 4))) void console_say(struct console *c, enum console_level level,
                                                        const char *format, ...);

@@ -35,7 +35,7 @@ void console_open(struct console *c, const char *log_level)
     (void)clock_gettime(CLOCK_MONOTONIC, &c->began);
 }
 
-static void line_wipe(struct console *c)
+void console_wipe(struct console *c)
 {
     if (c->n_shown > 0)
         fprintf(stderr, "\r%*s\r", (int)c->n_shown, "");
@@ -47,7 +47,7 @@ void console_say(struct console *c, enum console_level level, const char *format
     va_list args;
     if (level > c->level)
         return;
-    line_wipe(c);
+    console_wipe(c);
     fputs("ebbtide: ", stderr);
     va_start(args, format);
     vfprintf(stderr, format, args);
@@ -65,14 +65,14 @@ static void progress(void *ctx, const char *what, uint64_t done, uint64_t total)
     struct console *c = ctx;
     double mib = (double)total / (1 << 20);
     if (done >= total) {
-        line_wipe(c);
+        console_wipe(c);
         console_say(c, CONSOLE_INFO, "%s: %.1f MiB in %.2f s", what, mib, seconds_since(&c->began));
         return;
     }
     if (!c->is_terminal || c->level < CONSOLE_WARN ||
         (c->n_shown > 0 && seconds_since(&c->shown_at) * 1000 < RENEW_MS))
         return;
-    line_wipe(c);
+    console_wipe(c);
     int n = fprintf(stderr, "ebbtide: %s: %.0f of %.0f MiB, %.0f %%", what,
                     (double)done / (1 << 20), mib, 100.0 * (double)done / (double)total);
     c->n_shown = n > 0 ? (size_t)n : 0;

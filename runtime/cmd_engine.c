@@ -1,7 +1,8 @@
 /* runtime/cmd_engine.c - the engine inside this process: its signals, its controller, the caller's thread.
  *
- * The engine belongs to the main thread from open to close. A signal handler reaches it through one pointer, set while the
- * loop may be asked to stop; before that, while the model loads, a signal ends the process at once and stages with it. The caller's thread is joined before anything is told, so errors come in one order. The
+ * The engine belongs to the main thread from open to close. A signal handler reaches it through one pointer, which
+ * engine_open() fills before it starts anything, so that loading can be stopped too; before that and after the loop there
+ * is nothing to stop. The caller's thread is joined before anything is told, so errors come in one order. The
  * caller's own end of the socketpair is closed by its thread: that is the end of input which ends the engine.
  */
 #include "runtime/cmd_client.h"
@@ -9,7 +10,6 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -18,12 +18,12 @@
 
 #define CALLER_QUEUE_BYTES ((size_t)512 << 20)
 
-static struct engine *_Atomic stoppable;
+static struct engine *stoppable; /* read by the handler, which only the main thread runs */
 static volatile sig_atomic_t is_closing, signal_met;
 
 static void on_signal(int number)
 {
-    struct engine *e = atomic_load(&stoppable);
+    struct engine *e = stoppable;
     int saved = errno;
     if (signal_met != 0 || (e == NULL && !is_closing)) {
         if (isatty(STDERR_FILENO) == 1)
@@ -51,22 +51,22 @@ int engine_for_controller(const struct settings *s, struct console *console, int
                           struct error *err)
 {
     const struct engine_events events = console_events(console);
-    struct engine *e = NULL;
+    struct engine *e;
     int code;
     signals_catch();
-    code = engine_open(&e, s, &events, err);
+    code = engine_open(&stoppable, s, &events, err);
+    e = stoppable;
     if (code != 0) {
         (void)close(fd_in);
         if (fd_out != fd_in)
             (void)close(fd_out);
         return code;
     }
-    atomic_store(&stoppable, e);
     code = engine_attach(e, fd_in, fd_out, true, err);
     if (code == 0)
         code = engine_loop(e, err);
     is_closing = 1;
-    atomic_store(&stoppable, NULL);
+    stoppable = NULL;
     engine_close(e);
     return code;
 }
@@ -135,6 +135,7 @@ int engine_for_caller(const struct settings *s, struct console *console,
 
 int engine_status(struct console *console, int code, const struct error *err)
 {
+    console_wipe(console);
     if (signal_met != 0)
         return signal_met == SIGINT ? STATUS_INTERRUPTED : STATUS_TERMINATED;
     if (code == 0)
