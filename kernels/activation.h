@@ -1,7 +1,9 @@
 /* kernels/activation.h - a row of activations as quantised products read it (NUMERICS tier 1, rule 1).
  *
- * n values are cut into n / 32 blocks. A row is three parts, each starting on 64 bytes:
- *   int8_t q[n]; float d[n / 32]; float sx[n / 32];     value ~ d * q,  sx = d * (float)(sum of the block's q)
+ * n values are cut into n / 32 blocks. A row is four parts, each starting on 64 bytes:
+ *   int8_t q[n]; float d[n / 32];     value ~ d * q
+ *   float sx[n / 32];                 d * (float)(sum of the block's q)
+ *   int16_t sum16[n / 16];            sum of 16 values of q: what a weight's offset is multiplied with
  * Rows follow each other every activation_row_bytes(n).
  *
  * What the rule leaves open is fixed here: amax is the largest magnitude, where a NaN counts above infinity; if it is
@@ -18,6 +20,7 @@
 struct activation {
     int8_t *q;
     float *d, *sx;
+    int16_t *sum16;
 };
 
 static inline size_t activation_part_bytes(size_t bytes)
@@ -29,7 +32,7 @@ static inline size_t activation_part_bytes(size_t bytes)
 static inline size_t activation_row_bytes(size_t n)
 {
     size_t n_blocks = (n + ACTIVATION_BLOCK - 1) / ACTIVATION_BLOCK;
-    return activation_part_bytes(n) + 2 * activation_part_bytes(n_blocks * sizeof(float));
+    return activation_part_bytes(n) + 3 * activation_part_bytes(n_blocks * sizeof(float));
 }
 
 /* The parts of row `row` of n values each. The caller keeps to reading where `rows` was const. */
@@ -41,5 +44,7 @@ static inline struct activation activation_at(const void *rows, size_t n, size_t
     a.q = (int8_t *)base;
     a.d = (float *)(void *)(base + activation_part_bytes(n));
     a.sx = (float *)(void *)((uint8_t *)a.d + activation_part_bytes(n_blocks * sizeof(float)));
+    a.sum16 =
+        (int16_t *)(void *)((uint8_t *)a.sx + activation_part_bytes(n_blocks * sizeof(float)));
     return a;
 }

@@ -60,7 +60,8 @@ static void hidden_block(const struct experts_job *job, const struct tile_matrix
         }
     for (size_t r = 0; r < n; r++) {
         struct activation a = activation_at(job->hidden, job->args.d_expert, place + r);
-        struct activation at = {a.q + ACTIVATION_BLOCK * block, a.d + block, a.sx + block};
+        struct activation at = {a.q + ACTIVATION_BLOCK * block, a.d + block, a.sx + block,
+                                a.sum16 + 2 * block};
         job->ops->swiglu(both[0][r], both[1][r], both[0][r], ACTIVATION_BLOCK);
         job->ops->quantize(both[0][r], 1, at);
     }

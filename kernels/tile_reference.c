@@ -93,30 +93,29 @@ static float largest_magnitude(const float *x)
     return amax;
 }
 
-static void quantize_block(const float *x, int8_t *q, float *d, float *sx)
+/* Block k of a row. */
+static void quantize_block(const float *x, size_t k, struct activation a)
 {
     float amax = largest_magnitude(x);
-    if (amax < ACTIVATION_TINY) {
-        memset(q, 0, 32);
-        *d = *sx = 0.0f;
-        return;
-    }
-    *d = amax / 127.0f;
+    bool tiny = amax < ACTIVATION_TINY, finite = isfinite(amax);
     float id = 127.0f / amax;
-    int32_t sum = 0;
+    int sum[2] = {0, 0};
     for (size_t i = 0; i < 32; i++) {
-        float v = isfinite(amax) ? rintf(x[i] * id) : 0.0f;
+        float v = tiny || !finite ? 0.0f : rintf(x[i] * id);
         v = v > 127.0f ? 127.0f : v < -127.0f ? -127.0f : v;
-        q[i] = (int8_t)v;
-        sum += q[i];
+        a.q[32 * k + i] = (int8_t)v;
+        sum[i / 16] += (int8_t)v;
     }
-    *sx = *d * (float)sum;
+    a.d[k] = tiny ? 0.0f : amax / 127.0f;
+    a.sx[k] = a.d[k] * (float)(sum[0] + sum[1]);
+    a.sum16[2 * k] = (int16_t)sum[0];
+    a.sum16[2 * k + 1] = (int16_t)sum[1];
 }
 
 static void quantize_blocks(const float *x, size_t n_blocks, struct activation a)
 {
     for (size_t k = 0; k < n_blocks; k++)
-        quantize_block(x + 32 * k, a.q + 32 * k, &a.d[k], &a.sx[k]);
+        quantize_block(x + 32 * k, k, a);
 }
 
 static void swiglu_values(const float *gate, const float *up, float *y, size_t n)

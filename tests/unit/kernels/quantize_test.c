@@ -15,10 +15,10 @@ static void quantize(const char *name, struct card *card, const float *x, void *
 }
 
 /* The rule in other words: doubles where they are exact, and lrint for ties to even. */
-static void block_check(const float *x, const int8_t *q, float d, float sx)
+static void block_check(const float *x, const int8_t *q, float d, float sx, const int16_t *sum16)
 {
     float amax = 0.0f;
-    int sum = 0;
+    int sum = 0, second = 0;
     for (int i = 0; i < 32; i++)
         amax = fmaxf(amax, fabsf(x[i]));
     for (int i = 0; i < 32; i++) {
@@ -26,9 +26,12 @@ static void block_check(const float *x, const int8_t *q, float d, float sx)
         long wanted = amax < 0x1p-100f ? 0 : lrint((double)(float)(x[i] * id));
         cr_assert_eq(q[i], wanted > 127 ? 127 : wanted < -127 ? -127 : wanted);
         sum += q[i];
+        second += i < 16 ? 0 : q[i];
     }
     cr_assert_eq(d, amax < 0x1p-100f ? 0.0f : amax / 127.0f);
     cr_assert_eq(sx, d * (float)sum);
+    cr_assert_eq(sum16[0], sum - second);
+    cr_assert_eq(sum16[1], second);
 }
 
 Test(quantize, follows_the_rule_and_has_the_same_bits_in_both_sets)
@@ -46,7 +49,8 @@ Test(quantize, follows_the_rule_and_has_the_same_bits_in_both_sets)
         for (size_t r = 0; r < ROWS; r++) {
             struct activation row = activation_at(a, N, r);
             for (size_t k = 0; k < N / 32; k++)
-                block_check(x + r * N + 32 * k, row.q + 32 * k, row.d[k], row.sx[k]);
+                block_check(x + r * N + 32 * k, row.q + 32 * k, row.d[k], row.sx[k],
+                            row.sum16 + 2 * k);
         }
         if (set_named("avx2") != NULL) {
             quantize("avx2", &card, x, b, ROWS, N);
