@@ -1,7 +1,8 @@
 /* tests/fuzz/protocol_lines.c - the fuzz target of the line protocol, for libFuzzer:
  *
- *   clang -g -O1 -D_GNU_SOURCE -I. -fsanitize=fuzzer,address,undefined tests/fuzz/protocol_lines.c protocol/[!c]*.c -o /tmp/fuzz-lines
- *   /tmp/fuzz-lines -max_len=4096 -max_total_time=60
+ *   clang -g -O1 -D_GNU_SOURCE -I. -fsanitize=fuzzer,address,undefined tests/fuzz/protocol_lines.c \
+ *       protocol/line.c protocol/message.c protocol/grammar.c protocol/vram.c -o build/fuzz-lines
+ *   build/fuzz-lines -max_len=4096 -max_total_time=60
  *
  * The promises are in protocol_lines.h, which the unit tests run too, with seeded random bytes.
  */

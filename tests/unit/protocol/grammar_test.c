@@ -260,6 +260,48 @@ Test(grammar, a_long_unknown_name_is_quoted_short_and_clean)
     cr_assert_not_null(strstr(err.text, "→…\""), "%s", err.text);
 }
 
+/* protocol/GRAMMAR.md as it is in the tree. */
+static const char *page(void)
+{
+    static char text[1 << 16];
+    FILE *file = fopen(EBBTIDE_TEST_DATA "/../../protocol/GRAMMAR.md", "r");
+    size_t n;
+
+    cr_assert_not_null(file);
+    n = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[n] = '\0';
+    return text;
+}
+
+static void page_names(const char *text, const char *before, const char *name, const char *after)
+{
+    char wanted[128];
+
+    snprintf(wanted, sizeof wanted, "%s%s%s", before, name, after);
+    cr_assert_not_null(strstr(text, wanted), "GRAMMAR.md does not say \"%s\"", wanted);
+}
+
+static void page_names_request(const char *text, enum dialect dialect, const char *line)
+{
+    cr_assert_eq(check(dialect, line), 0);
+    page_names(text, "", m.verb, "");
+    for (size_t i = m.n_bare; i < m.n_fields; i++)
+        page_names(text, "", m.fields[i].key, "=");
+}
+
+Test(grammar, the_page_names_every_code_verb_and_key)
+{
+    const char *text = page();
+
+    for (int code = EBB_EINVAL; code >= EBB_EMISMATCH; code--)
+        page_names(text, "`", error_code_name(code), "`");
+    for (size_t i = 0; i < COUNT(control_requests); i++)
+        page_names_request(text, DIALECT_CONTROL, control_requests[i]);
+    for (size_t i = 0; i < COUNT(stage_requests); i++)
+        page_names_request(text, DIALECT_STAGE, stage_requests[i]);
+}
+
 static uint32_t next_random(uint32_t *state)
 {
     *state = *state * 1664525u + 1013904223u;
