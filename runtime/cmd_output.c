@@ -66,8 +66,8 @@ static json_t *json_text(const char *bytes, size_t n_bytes)
 /* A field as JSON: numbers as numbers, except where the field is text by its meaning. */
 static json_t *json_field(const char *key, const char *value)
 {
-    static const char *const texts[] = {"tag",  "text", "tail",  "error",   "reason",
-                                        "name", "kind", "model", "version", "layers"};
+    static const char *const texts[] = {"tag",  "text", "tail",  "error",  "reason",
+                                        "name", "kind", "model", "version"};
     char bytes[LINE_BYTES_MAX];
     size_t n_bytes;
     char *end;

@@ -152,7 +152,7 @@ static int source_check(const struct settings *s, size_t n_bare, struct error *e
     return 0;
 }
 
-static int prompt_read(struct run *r, const char *bare, struct error *err)
+static int prompt_take(struct run *r, const char *bare, struct error *err)
 {
     if (bare != NULL && strcmp(bare, "-") != 0) {
         r->prompt = strdup(bare);
@@ -162,6 +162,15 @@ static int prompt_read(struct run *r, const char *bare, struct error *err)
     if (bare != NULL || r->s->prompt_file != NULL)
         return bytes_read(bare != NULL ? bare : r->s->prompt_file, &r->prompt, &r->n_prompt, err);
     return ids_read(r->s, &r->ids, err);
+}
+
+static int prompt_read(struct run *r, const char *bare, struct error *err)
+{
+    int code = prompt_take(r, bare, err);
+    bool is_empty = r->ids != NULL ? r->ids[0] == '\0' : r->n_prompt == 0;
+    if (code == 0 && is_empty && !r->s->chat)
+        return error_set(err, EBB_EINVAL, "the prompt is empty: there is nothing to go on from");
+    return code;
 }
 
 static int run_go(const struct settings *s, const char *bare)

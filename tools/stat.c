@@ -10,7 +10,7 @@
 
 static const struct kit_column stat_columns[] = {
     {"card", "device", false, 0},
-    {"name", "name", true, 0},
+    {"place", NULL, true, 0},
     {"layers", "layers", true, 0},
     {"state", "state", true, 0},
     {"total MiB", "total_mib", false, 0},
@@ -102,6 +102,8 @@ int main(int argc, char **argv)
         return STATUS_USAGE;
     }
     status = kit_ask(&flags, line, &reply, &err);
+    if (status == STATUS_DONE)
+        kit_places(&flags, &reply);
     if (status == STATUS_DONE)
         status = show(&flags, &reply, &err);
     if (err.code != 0)

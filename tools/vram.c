@@ -11,7 +11,7 @@
 #include "tools/kit/kit.h"
 
 static const struct kit_column memory_columns[] = {
-    {"card", "device", false, 0},         {"name", "name", true, 0},
+    {"card", "device", false, 0},         {"place", NULL, true, 0},
     {"layers", "layers", true, 0},        {"state", "state", true, 0},
     {"total MiB", "total_mib", false, 0}, {"free", "free_mib", false, 0},
     {"reserve", "reserve_mib", false, 0}, {"cache", "cache_mib", false, 0},
@@ -20,11 +20,17 @@ static const struct kit_column memory_columns[] = {
 };
 
 static const struct kit_column receipt_columns[] = {
-    {"card", "device", false, 0},        {"reserve", "reserve_mib", false, 0},
-    {"freed", "freed_mib", false, 0},    {"free before", "before_mib", false, 0},
-    {"free", "free_mib", false, 0},      {"shortfall", "shortfall_mib", false, 0},
-    {"cache", "cache_mib", false, 0},    {"of", "cache_full_mib", false, 0},
-    {"others", "foreign_mib", false, 0}, {"ms", "us", false, 1000},
+    {"card", "device", false, 0},
+    {"place", NULL, true, 0},
+    {"reserve MiB", "reserve_mib", false, 0},
+    {"freed", "freed_mib", false, 0},
+    {"free before", "before_mib", false, 0},
+    {"free", "free_mib", false, 0},
+    {"shortfall", "shortfall_mib", false, 0},
+    {"cache", "cache_mib", false, 0},
+    {"of", "cache_full_mib", false, 0},
+    {"others", "foreign_mib", false, 0},
+    {"ms", "us", false, 1000},
     {"reason", "reason", true, 0},
 };
 
@@ -79,15 +85,17 @@ static int shortfall_find(const struct kit_reply *r, bool *is_short, struct erro
     return 0;
 }
 
-static int receipts_show(const struct kit_flags *f, const struct kit_reply *r, struct error *err)
+static int receipts_show(const struct kit_flags *f, struct kit_reply *r, struct error *err)
 {
-    bool is_short;
+    bool is_short, as_lines = !f->json && (f->raw || isatty(STDOUT_FILENO) == 0);
     int code = shortfall_find(r, &is_short, err);
     if (code != 0)
         return STATUS_FAILED;
+    if (!as_lines)
+        kit_places(f, r);
     if (f->json)
         code = kit_json_print(stdout, r, "receipts", err);
-    else if (f->raw || isatty(STDOUT_FILENO) == 0)
+    else if (as_lines)
         kit_reply_print(stdout, r);
     else
         kit_table_print(stdout, r, receipt_columns, N_COLUMNS(receipt_columns));
@@ -96,9 +104,11 @@ static int receipts_show(const struct kit_flags *f, const struct kit_reply *r, s
     return is_short ? STATUS_SHORTFALL : STATUS_DONE;
 }
 
-static int memory_show(const struct kit_flags *f, const struct kit_reply *r, struct error *err)
+static int memory_show(const struct kit_flags *f, struct kit_reply *r, struct error *err)
 {
     int code = 0;
+    if (!f->raw)
+        kit_places(f, r);
     if (f->json)
         code = kit_json_print(stdout, r, "cards", err);
     else if (f->raw)

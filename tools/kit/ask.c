@@ -82,9 +82,27 @@ int kit_ask(const struct kit_flags *f, const char *line, struct kit_reply *r, st
     return code == 0 ? STATUS_DONE : STATUS_FAILED;
 }
 
+void kit_places(const struct kit_flags *f, struct kit_reply *r)
+{
+    struct kit_reply plan;
+    if (kit_ask(f, "PLAN", &plan, NULL) == STATUS_DONE) {
+        for (size_t i = 0; i < r->n_lines; i++) {
+            const char *device = message_key(&r->messages[i], "device");
+            for (size_t k = 0; device != NULL && k < plan.n_lines; k++) {
+                const char *of = message_key(&plan.messages[k], "device");
+                const char *place = message_key(&plan.messages[k], "card");
+                if (r->places[i] == NULL && of != NULL && place != NULL && strcmp(of, device) == 0)
+                    r->places[i] = strdup(place);
+            }
+        }
+    }
+    kit_reply_free(&plan);
+}
+
 void kit_reply_free(struct kit_reply *r)
 {
     for (size_t i = 0; i < r->n_lines; i++) {
+        free(r->places[i]);
         free(r->lines[i]);
         free(r->copies[i]);
     }

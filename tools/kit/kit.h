@@ -28,23 +28,25 @@ struct kit_reply {
     char *lines[KIT_LINES_MAX];  /* owned: as they came, without LF */
     char *copies[KIT_LINES_MAX]; /* owned: what messages[] point into */
     struct message *messages;    /* owned, n_lines */
-    char *done;                  /* owned: the <VERB>-DONE line, NULL before it */
+    char *places
+        [KIT_LINES_MAX]; /* owned: of the card a line is about, "cpu:0@host"; NULL: not known */
+    char *done;          /* owned: the <VERB>-DONE line, NULL before it */
 };
 /* Asks and reads the answer. 0 or the exit status to end with (err says why). Free the reply in any case. */
 int kit_ask(const struct kit_flags *f, const char *line, struct kit_reply *r, struct error *err);
+/* Asks the engine where its cards are, for tables and JSON. What is not told stays unknown. */
+void kit_places(const struct kit_flags *f, struct kit_reply *r);
 void kit_reply_free(struct kit_reply *r);
 void kit_reply_print(FILE *out, const struct kit_reply *r); /* the protocol's lines */
 
 /* A table of the reply's rows: a column's title and the key it shows. */
 struct kit_column {
-    const char *title, *key;
-    bool is_text;  /* to the left; numbers go to the right */
-    uint64_t unit; /* shown in this, with one decimal; 0: as it is */
+    const char *title, *key; /* key NULL: the card's place */
+    bool is_text;            /* to the left; numbers go to the right */
+    uint64_t unit;           /* shown in this, with one decimal; 0: as it is */
 };
 void kit_table_print(FILE *out, const struct kit_reply *r, const struct kit_column *columns,
                      size_t n_columns);
 
-/* Every key of a line: numbers as numbers, the rest decoded as text. The caller's to json_decref; NULL: out of memory. */
-json_t *kit_json_row(const struct message *m);
-/* {"<rows>": [ … ]}, with the numbers of `done` added to the object where it is not NULL. Printed on one line. */
+/* {"<rows>": [ … ]}: numbers as numbers, the rest decoded as text, with the numbers of `done` added to the object where it is not NULL. Printed on one line. */
 int kit_json_print(FILE *out, const struct kit_reply *r, const char *rows, struct error *err);

@@ -11,13 +11,17 @@
 
 #define CELL_BYTES_MAX 128
 
-static void cell_write(const struct message *m, const struct kit_column *column, char *cell)
+static void cell_write(const struct kit_reply *r, size_t row, const struct kit_column *column,
+                       char *cell)
 {
-    const char *value = message_key(m, column->key);
+    const struct message *m = &r->messages[row];
+    const char *value = column->key != NULL ? message_key(m, column->key) : r->places[row];
     size_t n_bytes = 0;
     uint64_t number;
     if (value == NULL) {
         (void)snprintf(cell, CELL_BYTES_MAX, "-");
+    } else if (column->key == NULL) {
+        (void)snprintf(cell, CELL_BYTES_MAX, "%s", value);
     } else if (column->is_text) {
         if (message_text(m, column->key, cell, CELL_BYTES_MAX - 1, &n_bytes, NULL) != 0)
             n_bytes = (size_t)snprintf(cell, CELL_BYTES_MAX, "?");
@@ -59,7 +63,7 @@ void kit_table_print(FILE *out, const struct kit_reply *r, const struct kit_colu
     for (size_t k = 0; k < n_columns; k++) {
         widths[k] = text_width(columns[k].title);
         for (size_t i = 0; i < r->n_lines; i++) {
-            cell_write(&r->messages[i], &columns[k], cell);
+            cell_write(r, i, &columns[k], cell);
             widths[k] = text_width(cell) > widths[k] ? text_width(cell) : widths[k];
         }
     }
@@ -67,7 +71,7 @@ void kit_table_print(FILE *out, const struct kit_reply *r, const struct kit_colu
         cell_print(out, columns[k].title, widths[k], columns[k].is_text, k + 1 == n_columns);
     for (size_t i = 0; i < r->n_lines; i++) {
         for (size_t k = 0; k < n_columns; k++) {
-            cell_write(&r->messages[i], &columns[k], cell);
+            cell_write(r, i, &columns[k], cell);
             cell_print(out, cell, widths[k], columns[k].is_text, k + 1 == n_columns);
         }
     }
@@ -101,14 +105,17 @@ static int json_add(json_t *object, const struct message *m)
     return code;
 }
 
-json_t *kit_json_row(const struct message *m)
+/* NULL: out of memory. */
+static json_t *json_row(const struct kit_reply *r, size_t i)
 {
     json_t *row = json_object();
-    if (row != NULL && json_add(row, m) != 0) {
-        json_decref(row);
-        row = NULL;
-    }
-    return row;
+    int code = json_add(row, &r->messages[i]);
+    if (code == 0 && r->places[i] != NULL)
+        code = json_object_set_new(row, "place", json_string(r->places[i]));
+    if (code == 0)
+        return row;
+    json_decref(row);
+    return NULL;
 }
 
 int kit_json_print(FILE *out, const struct kit_reply *r, const char *rows, struct error *err)
@@ -118,7 +125,7 @@ int kit_json_print(FILE *out, const struct kit_reply *r, const char *rows, struc
     struct message m;
     int code = json_object_set_new(document, rows, list);
     for (size_t i = 0; i < r->n_lines && code == 0; i++)
-        code = json_array_append_new(list, kit_json_row(&r->messages[i]));
+        code = json_array_append_new(list, json_row(r, i));
     if (code == 0 && done != NULL && message_parse(&m, done, strlen(done), NULL) == 0)
         code = json_add(document, &m);
     if (code == 0)
