@@ -11,4 +11,5 @@ struct plan {
 
 /* "0-3,4-7" (one range per card, ascending, covering 0..n_layers-1 exactly) or "auto" (even: sizes differ by at most one, the
  * first cards get the larger share). More cards than layers: EBB_EINVAL. Errors name the range, wanted and got. */
-int plan_make(struct plan *p, const char *split, size_t n_cards, uint32_t n_layers, struct error *err);
+int plan_make(struct plan *p, const char *split, size_t n_cards, uint32_t n_layers,
+              struct error *err);

@@ -16,62 +16,66 @@ enum card_kind { CARD_CPU, CARD_CUDA };
 
 struct card_setting {
     enum card_kind kind;
-    uint32_t ordinal;       /* the number within its kind: cpu:1 -> 1 */
-    char host[128];         /* "" = this host; from cpu:0@host */
-    uint64_t vram_mib;      /* capacity that may be used, 0 = the driver's default */
-    uint64_t reserve_mib;   /* the start's reserve */
+    uint32_t ordinal;     /* the number within its kind: cpu:1 -> 1 */
+    char host[128];       /* "" = this host; from cpu:0@host */
+    uint64_t vram_mib;    /* capacity that may be used, 0 = the driver's default */
+    uint64_t reserve_mib; /* the start's reserve */
 };
 
 enum on_eof { ON_EOF_FINISH, ON_EOF_CANCEL };
 
 struct settings {
-    char *model;              /* --model FILE */
+    char *model; /* --model FILE */
     struct card_setting cards[CARDS_MAX];
-    size_t n_cards;           /* --cards cpu:0,cpu:1 ; default cpu:0 */
-    char *split;              /* --split 0-3,4-7 | auto */
-    uint64_t segment_mib;     /* --segment-mib, 0 = chosen: 512, or less where a card cannot hold the floor with that */
-    uint32_t context;         /* --context: positions of one sequence, 0 = the model's, at most 8192 */
-    uint32_t parallel;        /* --parallel: sequences at once, 4 */
-    uint32_t kv_tokens;       /* --kv-tokens: positions of all sequences together, 0 = chosen */
-    uint32_t chunk;           /* --chunk: rows of a prompt step, 64 on CPU cards */
-    uint32_t threads;         /* --threads: per stage, 0 = the processors shared out among the run's CPU cards of this host */
-    char *kernels;            /* --kernels auto|avx2|reference|float */
-    char *kv;                 /* --kv f16|f32 (float kernels: f32) */
-    char *launch;             /* --launch TEMPLATE: how a stage is started; {stage} {host} {card}; "{stage}" */
-    char *name;               /* --name: of the control socket; default "ebbtide-<pid>" */
-    char *control;            /* --control PATH: of the control socket; "none" = no socket; default by name */
-    char *name_space;         /* --namespace: CPU cards of one namespace share their account; "default" */
-    char *log_level;          /* --log-level error|warn|info|debug */
-    enum on_eof on_eof;       /* --on-eof finish|cancel */
-    uint32_t stage_attempts;  /* --stage-attempts: restarts after a stage died, before its requests fail; 2 */
+    size_t n_cards; /* --cards cpu:0,cpu:1 ; default cpu:0 */
+    char *split;    /* --split 0-3,4-7 | auto */
+    uint64_t
+        segment_mib; /* --segment-mib, 0 = chosen: 512, or less where a card cannot hold the floor with that */
+    uint32_t context;   /* --context: positions of one sequence, 0 = the model's, at most 8192 */
+    uint32_t parallel;  /* --parallel: sequences at once, 4 */
+    uint32_t kv_tokens; /* --kv-tokens: positions of all sequences together, 0 = chosen */
+    uint32_t chunk;     /* --chunk: rows of a prompt step, 64 on CPU cards */
+    uint32_t
+        threads; /* --threads: per stage, 0 = the processors shared out among the run's CPU cards of this host */
+    char *kernels; /* --kernels auto|avx2|reference|float */
+    char *kv;      /* --kv f16|f32 (float kernels: f32) */
+    char *launch;  /* --launch TEMPLATE: how a stage is started; {stage} {host} {card}; "{stage}" */
+    char *name;    /* --name: of the control socket; default "ebbtide-<pid>" */
+    char *control; /* --control PATH: of the control socket; "none" = no socket; default by name */
+    char *name_space;   /* --namespace: CPU cards of one namespace share their account; "default" */
+    char *log_level;    /* --log-level error|warn|info|debug */
+    enum on_eof on_eof; /* --on-eof finish|cancel */
+    uint32_t
+        stage_attempts; /* --stage-attempts: restarts after a stage died, before its requests fail; 2 */
 
     /* of a request made by `ebbtide run` */
-    uint32_t max_new;         /* --max-new, 256 */
+    uint32_t max_new;                 /* --max-new, 256 */
     double temperature, top_p, min_p; /* 0, 1, 0 */
-    uint32_t top_k;           /* 0 = all */
+    uint32_t top_k;                   /* 0 = all */
     uint64_t seed;
     bool ignore_eos;
-    char *output;             /* --output text|ids|jsonl */
-    char *prompt;             /* the bare argument or --text; NULL: none */
-    char *prompt_file;        /* -f/--file: the prompt's file, "-" = stdin; NULL: none */
-    bool chat;                /* --chat: the prompt is a user's turn */
+    char *output;      /* --output text|ids|jsonl */
+    char *prompt;      /* the bare argument or --text; NULL: none */
+    char *prompt_file; /* -f/--file: the prompt's file, "-" = stdin; NULL: none */
+    bool chat;         /* --chat: the prompt is a user's turn */
 
     /* of ids given as numbers: `ebbtide score`, and `run` in place of a prompt */
-    char *ids;                /* --ids 1,2,3 */
-    char *ids_file;           /* --ids-file FILE, "-" = stdin */
-    uint32_t score_top;       /* --top, 5 */
+    char *ids;          /* --ids 1,2,3 */
+    char *ids_file;     /* --ids-file FILE, "-" = stdin */
+    uint32_t score_top; /* --top, 5 */
 
-    bool help;                /* -h/--help was met: parsing ended there, nothing else counts */
+    bool help; /* -h/--help was met: parsing ended there, nothing else counts */
 };
 
 void settings_default(struct settings *s);
 void settings_free(struct settings *s);
 /* Reads flags (both `--key value` and `--key=value`). Bare arguments are left in argv order through bare[] (argc entries).
  * EBB_EINVAL, EBB_ERANGE, EBB_EUNKNOWN_KEY (names the nearest). */
-int settings_parse(struct settings *s, int argc, char **argv, char **bare, size_t *n_bare, struct error *err);
+int settings_parse(struct settings *s, int argc, char **argv, char **bare, size_t *n_bare,
+                   struct error *err);
 /* The same for a command that has only the flags of these groups: another group's flag is refused by name. */
-int settings_parse_groups(struct settings *s, const char *const *groups, size_t n_groups, int argc, char **argv,
-                          char **bare, size_t *n_bare, struct error *err);
+int settings_parse_groups(struct settings *s, const char *const *groups, size_t n_groups, int argc,
+                          char **argv, char **bare, size_t *n_bare, struct error *err);
 /* The flags of a command's --help, from the table. `groups`: which ("engine", "controller", "request", "output", "prompt", "ids",
  * "score", "common"). */
 void settings_help(FILE *out, const char *const *groups, size_t n_groups);
