@@ -67,6 +67,7 @@ struct peer {
     struct process process;
     struct channel channel;
     bool channel_open, broken;
+    bool deaf;        /* a line could not be sent: it is dead, or does not read */
     struct error why; /* broken: what it did */
     enum peer_state state;
     char name[128];

@@ -65,7 +65,7 @@ int peer_start(struct engine *e, struct peer *p, struct error *err)
         return code;
     }
     p->process.fd_in = p->process.fd_out = -1; /* the channel's now */
-    p->broken = p->warned = false;
+    p->broken = p->deaf = p->warned = false;
     p->n_err_line = 0;
     p->words[0] = '\0';
     p->pinged_us = p->n_owed = 0;
@@ -86,14 +86,14 @@ void peer_close(struct engine *e, struct peer *p)
     process_signal(process, SIGKILL);
     process_end_all(&process, 1, 2000, 100);
     p->state = PEER_DOWN;
-    p->broken = false;
+    p->broken = p->deaf = false;
     cards_peer_down(e, p);
 }
 
 void peer_send(struct peer *p, const char *line, size_t n_bytes)
 {
-    if (p->channel_open && !p->broken && channel_send(&p->channel, line, n_bytes) != 0)
-        peer_break(p, EBB_EPEER, "does not take what is sent to it");
+    if (p->channel_open && !p->broken && !p->deaf && channel_send(&p->channel, line, n_bytes) != 0)
+        p->deaf = true;
 }
 
 void peers_send(struct engine *e, const char *line, size_t n_bytes)
@@ -257,9 +257,11 @@ void peer_stderr_readable(struct engine *e, struct peer *p)
 
 void peer_exited(struct engine *e, struct peer *p)
 {
-    char how[80] = "closed its output";
+    char how[80];
     struct error err = {0};
     struct process *process = &p->process;
+    (void)snprintf(how, sizeof how,
+                   p->deaf ? "does not take what is sent to it" : "closed its output");
     while (!p->broken && channel_read(&p->channel, &err) == 0)
         lines_take(e, p);
     lines_take(e, p);
@@ -282,6 +284,8 @@ void peer_exited(struct engine *e, struct peer *p)
 
 void peer_watch(struct engine *e, struct peer *p, uint64_t now)
 {
+    if (p->deaf && !p->broken)
+        peer_exited(e, p);
     bool owes = e->scheduler != NULL && scheduler_counts(e->scheduler).n_steps > 0;
     owes = owes || p->vram != NULL || p->stat.first != NULL || p->ledger.first != NULL;
     if (p->broken || now - p->heard_us < SILENT_US)

@@ -19,8 +19,8 @@ __attribute__((format(printf, 3, 4))) void peer_break(struct peer *p, int code, 
 /* Reads and handles what stands in its pipes. */
 void peer_readable(struct engine *e, struct peer *p);
 void peer_stderr_readable(struct engine *e, struct peer *p);
-/* Its process ended: what it still wrote is read first, then it is broken. */
+/* Its process ended or its pipes did: what it still wrote is read first, then it is broken. */
 void peer_exited(struct engine *e, struct peer *p);
-/* Once a second: PING to a stage that owes something and is silent; one that does not answer that either is broken. */
+/* Every turn: one that could not be written to is looked at; one that owes something and is silent gets a PING, and is broken if it does not answer. */
 void peer_watch(struct engine *e, struct peer *p, uint64_t now);
 const char *peer_state_name(enum peer_state state);

@@ -6,7 +6,8 @@
  * Decode groups. With n decoding sequences and S stages a group has ceil(n / S) rows. Sequences whose token is in flight form a
  * group with those of the same step: run-ahead keeps them together, because a step that waits for two others could run only when
  * both are through the whole pipeline, and the stages would stand idle between. Sequences with nothing in flight ("fresh") start a
- * group of their own while there are fewer than S; then they join the group that was served longest ago.
+ * group of their own while there are fewer than S; then they join the group that was served longest ago. Prompts end one by one, each a
+ * group of its own: while there are more than S, none runs ahead, so that the next to answer are fresh and join.
  */
 #include "runtime/scheduler_internal.h"
 #include <assert.h>
@@ -128,7 +129,7 @@ static bool decode_build(struct scheduler *s, struct sched_order *out)
 {
     struct decode_view v = decode_look(s);
     bool fresh_alone = v.n_fresh > 0 && v.n_groups < s->shape.n_stages;
-    if (!fresh_alone && v.oldest == NULL)
+    if (!fresh_alone && (v.oldest == NULL || v.n_groups > s->shape.n_stages))
         return false;
     uint32_t limit = (v.n_decoding + s->shape.n_stages - 1) / s->shape.n_stages;
     if (limit > s->shape.chunk)
