@@ -1,13 +1,14 @@
-/* kernels/activation.h - a row of activations as quantised products read it (NUMERICS tier 1, rule 1).
+/* kernels/activation.h - a row of activations as products read it (NUMERICS tier 1, rule 1).
  *
  * n values are cut into n / 32 blocks. A row is four parts, each starting on 64 bytes:
  *   int8_t q[n]; float d[n / 32];     value ~ d * q
  *   float sx[n / 32];                 d * (float)(sum of the block's q)
- *   int16_t sum16[n / 16];            sum of 16 values of q: what a weight's offset is multiplied with
+ *   int16_t sum16[n / 16];            sums of 16 q: what offsets of weights are multiplied with
  * Rows follow each other every activation_row_bytes(n).
  *
- * What the rule leaves open is fixed here: amax is the largest magnitude, where a NaN counts above infinity; if it is
- * not finite, q = 0 and d = amax / 127 (infinite or NaN), so that the row's products show it.
+ * What the rule leaves open is fixed here: amax is the largest magnitude, where a NaN counts above
+ * infinity; if it is not finite, q = 0 and d = amax / 127 (infinite or NaN), so that the row's
+ * products show it.
  */
 #pragma once
 #include <stddef.h>

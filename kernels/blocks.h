@@ -1,7 +1,9 @@
-/* kernels/blocks.h - how GGUF lays out its quantised blocks, and the exact widening of a half float.
+/* kernels/blocks.h - how GGUF lays out its quantised blocks, and the exact widening of a half
+ * float.
  *
- * Source: the GGUF specification and the block structures of ggml (ggml-common.h). Blocks lie at any byte address
- * (a Q8_0 block has 34 bytes), so the structs are packed. Little-endian hosts only, as the files are.
+ * Source: the GGUF specification and the block structures of ggml (ggml-common.h). Blocks lie at
+ * any byte address (a Q8_0 block has 34 bytes), so the structs are packed. Little-endian hosts
+ * only, as the files are.
  */
 #pragma once
 #include <stdint.h>
@@ -13,7 +15,8 @@ struct block_q8_0 {
     int8_t q[32];
 } __attribute__((packed));
 
-/* Eight sub-blocks of 32 values: value = (d * sc) * q - (dmin * m), with q of 4 bits, sc and m of 6 bits. */
+/* Eight sub-blocks of 32 values: value = (d * sc) * q - (dmin * m), with q of 4 bits, sc and m of 6
+ * bits. */
 struct block_q4_k {
     uint16_t d, dmin;   /* half floats */
     uint8_t scales[12]; /* q4_k_scale() reads them */
@@ -21,8 +24,9 @@ struct block_q4_k {
         [128]; /* sub-blocks 2c and 2c + 1: the low and the high nibbles of bytes 32c .. 32c + 31 */
 } __attribute__((packed));
 
-/* Sixteen sub-blocks of 16 values: value = (d * sc) * (q - 32), with q of 6 bits. Per half h of 128 values, value
- * 32k + l has its low four bits in ql[64h + 32 (k % 2) + l] (low nibble for k < 2) and the two above in qh[32h + l]. */
+/* Sixteen sub-blocks of 16 values: value = (d * sc) * (q - 32), with q of 6 bits. Per half h of 128
+ * values, value 32k + l has its low four bits in ql[64h + 32 (k % 2) + l] (low nibble for k < 2)
+ * and the two above in qh[32h + l]. */
 struct block_q6_k {
     uint8_t ql[128];
     uint8_t qh[64];
@@ -46,14 +50,23 @@ static inline void q4_k_scale(const uint8_t scales[12], unsigned j, uint8_t *sc,
     }
 }
 
-/* Value i (0..255) of a Q6_K block without its scale: -32..31. */
-static inline int q6_k_value(const struct block_q6_k *block, unsigned i)
+/* The quants of sub-block j (0..7) of a Q4_K block: 0..15. */
+static inline void q4_k_values(const struct block_q4_k *block, unsigned j, int8_t q[32])
 {
-    unsigned h = i / 128, k = i / 32 % 4, l = i % 32;
-    unsigned low = block->ql[64 * h + 32 * (k % 2) + l];
-    unsigned high = block->qh[32 * h + l];
-    low = k < 2 ? low & 15 : low >> 4;
-    return (int)(low | (high >> 2 * k & 3) << 4) - 32;
+    const uint8_t *from = block->q + j / 2 * 32;
+    unsigned shift = j % 2 * 4;
+    for (unsigned i = 0; i < 32; i++)
+        q[i] = (int8_t)(from[i] >> shift & 15);
+}
+
+/* The quants of values 32j .. 32j + 31 of a Q6_K block, without their offset: -32..31. */
+static inline void q6_k_values(const struct block_q6_k *block, unsigned j, int8_t q[32])
+{
+    unsigned h = j / 4, k = j % 4;
+    const uint8_t *low = block->ql + 64 * h + 32 * (k % 2), *high = block->qh + 32 * h;
+    unsigned low_shift = k / 2 * 4, high_shift = 2 * k;
+    for (unsigned i = 0; i < 32; i++)
+        q[i] = (int8_t)((low[i] >> low_shift & 15) + (high[i] >> high_shift & 3) * 16 - 32);
 }
 
 /* A half float as fp32; every half float is exact in fp32. */

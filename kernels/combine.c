@@ -1,51 +1,58 @@
-/* kernels/combine.c - the weighted sum of expert outputs, and token embedding: row by row, the same for all CPU sets.
+/* kernels/combine.c - the weighted sum of expert outputs, and token embedding: row by row.
  *
- * Both are memory-bound, so plain C serves every set. A value's sum runs over ranks in order in one thread (NUMERICS
- * rule 6). Ranks with id -1 were not computed and are left out; a row of none adds 0. Tokens outside the vocabulary
- * give zeros, as negative ones do. Owns nothing; refuses types without a dequantiser.
+ * Embedding is plain C for every set, the sum only where there is no fused instruction to rely on.
+ * A value's sum runs over ranks in order in one thread (NUMERICS rule 6). Ranks with id -1 were not
+ * computed and are left out; a row of none adds 0. Tokens outside the vocabulary give zeros, as
+ * negative ones do. Owns nothing; refuses types without a dequantiser.
  */
 #include <math.h>
 #include <string.h>
 #include "kernels/dequantise.h"
 #include "kernels/ops_cpu.h"
+#include "kernels/tile.h"
 
-#define STRIP 64 /* values whose sums are carried at once */
-
-static void combine_strip(const struct combine_args *p, size_t row, size_t first, size_t n)
+/* One row of plain C; combine_avx2.c has the other. */
+static void combine_row(const struct combine_args *p, size_t row)
 {
-    float acc[STRIP] = {0};
-    for (size_t rank = 0; rank < p->n_used; rank++) {
-        size_t pair = row * p->n_used + rank;
-        const float *y = p->outputs + pair * p->d_model + first;
-        if (p->ids[pair] < 0)
-            continue;
-        for (size_t i = 0; i < n; i++)
-            acc[i] = fmaf(p->mix[pair], y[i], acc[i]);
+    for (size_t i = 0; i < p->d_model; i++) {
+        float acc = 0.0f;
+        for (size_t pair = row * p->n_used; pair < (row + 1) * p->n_used; pair++)
+            if (p->ids[pair] >= 0)
+                acc = fmaf(p->mix[pair], p->outputs[pair * p->d_model + i], acc);
+        p->hidden[row * p->d_model + i] += acc;
     }
-    float *hidden = p->hidden + row * p->d_model + first;
-    for (size_t i = 0; i < n; i++)
-        hidden[i] += acc[i];
 }
+
+struct combine_job {
+    struct combine_args args;
+    combine_row_function *row;
+};
 
 static void combine_range(void *ctx, size_t first, size_t last)
 {
-    const struct combine_args *p = ctx;
+    const struct combine_job *job = ctx;
     for (size_t row = first; row < last; row++)
-        for (size_t i = 0; i < p->d_model; i += STRIP)
-            combine_strip(p, row, i, p->d_model - i < STRIP ? p->d_model - i : STRIP);
+        job->row(&job->args, row);
 }
 
 static void combine_run(const void *args, struct exec_cpu_worker *w)
 {
-    struct combine_args p = *(const struct combine_args *)args;
-    exec_cpu_parallel_for(w, p.n_rows, 1 + 32768 / (p.d_model * p.n_used + 1), combine_range, &p);
+    struct combine_job job = *(const struct combine_job *)args;
+    size_t grain = 1 + 65536 / (job.args.d_model * job.args.n_used + 1);
+    exec_cpu_parallel_for(w, job.args.n_rows, grain, combine_range, &job);
+}
+
+int combine_push(const struct combine_args *args, combine_row_function *row, struct exec_stream *s)
+{
+    struct combine_job job = {*args, row};
+    if (args->n_rows == 0 || args->d_model == 0)
+        return EBB_OK;
+    return exec_cpu_push(s, combine_run, &job, sizeof job);
 }
 
 int combine_cpu(const struct combine_args *args, struct exec_stream *s)
 {
-    if (args->n_rows == 0 || args->d_model == 0)
-        return EBB_OK;
-    return exec_cpu_push(s, combine_run, args, sizeof *args);
+    return combine_push(args, combine_row, s);
 }
 
 static void embed_range(void *ctx, size_t first, size_t last)

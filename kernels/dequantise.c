@@ -1,9 +1,9 @@
 /* kernels/dequantise.c - weights as fp32, for the embedding and for the float set.
  *
- * Owns nothing; any thread. Each value is built with the roundings of the format's definition: a product of a half
- * float and a small integer is exact in fp32, so that there is one rounding a value whatever the order of the
- * factors. Unknown types and broken lengths are the caller's bug: whoever calls has checked them with
- * tensor_row_bytes().
+ * Owns nothing; any thread. Each value is built with the roundings of the format's definition: a
+ * product of a half float and a small integer is exact in fp32, so that there is one rounding a
+ * value whatever the order of the factors. Unknown types and broken lengths are the caller's bug:
+ * whoever calls has checked them with tensor_row_bytes().
  */
 #include "kernels/dequantise.h"
 #include <assert.h>
@@ -32,24 +32,27 @@ static void dequantise_q4_k(const struct block_q4_k *blocks, float *to, size_t n
 {
     for (size_t k = 0; k < n / 32; k++) {
         const struct block_q4_k *block = &blocks[k / 8];
-        const uint8_t *q = block->q + k % 8 / 2 * 32;
-        unsigned shift = k % 2 * 4;
         uint8_t sc, m;
+        int8_t q[32];
         q4_k_scale(block->scales, k % 8, &sc, &m);
+        q4_k_values(block, k % 8, q);
         float a = half_to_float(block->d) * (float)sc;
         float b = half_to_float(block->dmin) * (float)m;
         for (size_t i = 0; i < 32; i++)
-            to[32 * k + i] = a * (float)(q[i] >> shift & 15) - b;
+            to[32 * k + i] = a * (float)q[i] - b;
     }
 }
 
 static void dequantise_q6_k(const struct block_q6_k *blocks, float *to, size_t n)
 {
-    for (size_t k = 0; k < n / 16; k++) {
-        const struct block_q6_k *block = &blocks[k / 16];
-        float a = half_to_float(block->d) * (float)block->scales[k % 16];
-        for (unsigned i = 0; i < 16; i++)
-            to[16 * k + i] = a * (float)q6_k_value(block, 16 * (unsigned)(k % 16) + i);
+    for (size_t k = 0; k < n / 32; k++) {
+        const struct block_q6_k *block = &blocks[k / 8];
+        const int8_t *sc = block->scales + 2 * (k % 8);
+        float d = half_to_float(block->d);
+        int8_t q[32];
+        q6_k_values(block, k % 8, q);
+        for (size_t i = 0; i < 32; i++)
+            to[32 * k + i] = d * (float)sc[i / 16] * (float)q[i];
     }
 }
 

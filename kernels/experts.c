@@ -1,13 +1,14 @@
 /* kernels/experts.c - the routed experts of a launch, for the reference and AVX2 sets.
  *
- * A job sorts its (row, rank) pairs by expert, so that an expert's weights are unpacked once for all rows that use it,
- * and then runs two loops with one barrier between them:
- *   1. expert x 32 hidden values: gate and up products, SwiGLU, and at once the quantisation of those 32 values, which
- *      are one block of NUMERICS rule 1;
+ * A job sorts its (row, rank) pairs by expert, so that an expert's weights are unpacked once for
+ * all rows that use it, and then runs two loops with one barrier between them:
+ *   1. expert x 32 hidden values: gate and up products, SwiGLU, and at once the quantisation of
+ *      those 32 values, which are one block of NUMERICS rule 1;
  *   2. expert x 8 outputs: the down product of every pair, stored at outputs[row][rank].
- * A pair's bits depend on its own row and expert alone. Addresses, heat and hits are touched only by the job, on the
- * stream's thread or between its two barriers. All memory is the caller's scratch. Ids outside 0..n_experts - 1 are
- * skipped like -1. Refuses types and widths without kernels, and more than EXPERTS_USED_MAX ranks.
+ * A pair's bits depend on its own row and expert alone. Addresses, heat and hits are touched only
+ * by the job, on the stream's thread or between its two barriers. All memory is the caller's
+ * scratch. Ids outside 0..n_experts - 1 are skipped like -1. Refuses types and widths without
+ * kernels, and more than EXPERTS_USED_MAX ranks.
  */
 #include <assert.h>
 #include <string.h>
@@ -44,7 +45,8 @@ static void inputs_find(const struct experts_job *job, size_t place, size_t n, s
         x[i] = activation_at(p->a, p->d_model, job->plan.pairs[place + i] / p->n_used);
 }
 
-/* Hidden values [32 * block, 32 * block + 32) of n places, from their gate and up products to their quantised block. */
+/* Hidden values [32 * block, 32 * block + 32) of n places, from their gate and up products to their
+ * quantised block. */
 static void hidden_block(const struct experts_job *job, const struct tile_matrix m[2], size_t block,
                          size_t place, size_t n)
 {

@@ -1,7 +1,9 @@
-/* kernels/experts_float.c - the routed experts of the float set: experts.c's walk with float_tile.h's sums.
+/* kernels/experts_float.c - the routed experts of the float set: experts.c's walk with
+ * float_tile.h's sums.
  *
- * Same plan, same two loops with one barrier; the hidden values stay fp32 in scratch, unquantised. Owns nothing; all
- * memory is the caller's scratch. Refuses types without a dequantiser and more than EXPERTS_USED_MAX ranks.
+ * Same plan, same two loops with one barrier; the hidden values stay fp32 in scratch, unquantised.
+ * Owns nothing; all memory is the caller's scratch. Refuses types without a dequantiser and more
+ * than EXPERTS_USED_MAX ranks.
  */
 #include <assert.h>
 #include <math.h>
@@ -108,7 +110,8 @@ int experts_float(const struct experts_args *args, struct exec_stream *s)
     struct experts_job job = {.args = *args};
     if (tensor_row_bytes(args->gate_type, args->d_model) == 0 ||
         tensor_row_bytes(args->up_type, args->d_model) == 0 ||
-        tensor_row_bytes(args->down_type, args->d_expert) == 0 || args->n_used > EXPERTS_USED_MAX)
+        tensor_row_bytes(args->down_type, args->d_expert) == 0 || args->n_used > EXPERTS_USED_MAX ||
+        args->d_model % 2 != 0 || args->d_expert % 2 != 0)
         return EBB_EUNSUPPORTED;
     if (args->n_rows == 0 || args->n_used == 0)
         return EBB_OK;

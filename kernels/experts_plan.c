@@ -1,7 +1,9 @@
-/* kernels/experts_plan.c - sorting the (row, rank) pairs of a launch by expert: one counting sort, no allocation.
+/* kernels/experts_plan.c - sorting the (row, rank) pairs of a launch by expert: one counting sort,
+ * no allocation.
  *
- * The groups' array first serves as a counter for each expert and is closed up at the end, so scratch holds one entry
- * an expert and one number a pair. Runs on one thread inside a job. Refuses nothing; bad ids are left out.
+ * The groups' array first serves as a counter for each expert and is closed up at the end, so
+ * scratch holds one entry an expert and one number a pair. Runs on one thread inside a job. Refuses
+ * nothing; bad ids are left out.
  */
 #include "kernels/experts_plan.h"
 

@@ -1,8 +1,10 @@
-/* kernels/experts_plan.h - the (row, rank) pairs of a launch, sorted by expert. Internal to the room.
+/* kernels/experts_plan.h - the (row, rank) pairs of a launch, sorted by expert. Internal to the
+ * room.
  *
- * A pair is row * n_used + rank, the same number that indexes ids, mix and outputs. Its "place" is its index in the
- * sorted list; the places of one expert are neighbours and form a group. The plan lives in the caller's scratch and is
- * made anew by every job; nothing is allocated. One thread makes it, all threads of the job then read it.
+ * A pair is row * n_used + rank, the same number that indexes ids, mix and outputs. Its "place" is
+ * its index in the sorted list; the places of one expert are neighbours and form a group. The plan
+ * lives in the caller's scratch and is made anew by every job; nothing is allocated. One thread
+ * makes it, all threads of the job then read it.
  */
 #pragma once
 #include <stddef.h>
@@ -30,5 +32,6 @@ void experts_plan_place(struct experts_plan *plan, void *scratch, size_t n_rows,
 /* Sorts the pairs of p->ids; ids outside 0..n_experts - 1 are left out. */
 void experts_plan_make(struct experts_plan *plan, const struct experts_args *p);
 
-/* heat[e] += rows of e; hits[r] += ranks of r whose expert is resident. Only for pairs in the plan. */
+/* heat[e] += rows of e; hits[r] += ranks of r whose expert is resident. Only for pairs in the
+ * plan. */
 void experts_plan_count(const struct experts_plan *plan, const struct experts_args *p);

@@ -1,12 +1,13 @@
 /* kernels/expf.h - e^x in fp32 with the same bits on every device (NUMERICS rule 5).
  *
- * x = n ln 2 + r with n the nearest integer, |r| <= ln 2 / 2; e^r is a polynomial of degree 6 in fused
- * steps (minimax for the relative error, 3.6e-9 before rounding); 2^n is applied in two exact halves, so
- * that a result below the normal range is rounded once. Error < 1 ulp in the normal range.
+ * x = n ln 2 + r with n the nearest integer, |r| <= ln 2 / 2; e^r is a polynomial of degree 6 in
+ * fused steps (minimax for the relative error, 3.6e-9 before rounding); 2^n is applied in two exact
+ * halves, so that a result below the normal range is rounded once. Error < 1 ulp in the normal
+ * range.
  *
- * Every operation is one IEEE operation written out, so CPU (-ffp-contract=off), AVX2 (expf_avx2.h) and
- * CUDA (-fmad=false, no -ftz) agree. x >= 88.73: +inf; x <= -104: +0; between -104 and -87.4 results are
- * subnormal, never flushed; a NaN comes back as it is.
+ * Every operation is one IEEE operation written out, so CPU (-ffp-contract=off), AVX2 (expf_avx2.h)
+ * and CUDA (-fmad=false, no -ftz) agree. x >= 88.73: +inf; x <= -104: +0; between -104 and -87.4
+ * results are subnormal, never flushed; a NaN comes back as it is.
  */
 #pragma once
 #include <math.h>

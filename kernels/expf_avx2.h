@@ -1,4 +1,5 @@
-/* kernels/expf_avx2.h - kernels/expf.h in eight lanes, bit for bit; for sources ending in _avx2.c only. */
+/* kernels/expf_avx2.h - kernels/expf.h in eight lanes, bit for bit; for sources ending in _avx2.c
+ * only. */
 #pragma once
 #include <immintrin.h>
 #include "kernels/expf.h"
@@ -8,7 +9,8 @@ static inline __m256 ebb_expf8(__m256 x)
     const __m256 round = _mm256_set1_ps(EBB_EXPF_ROUND);
     const __m256i bias = _mm256_set1_epi32(127);
     __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
-    /* min and max return the second operand where one is a NaN; such lanes are replaced at the end. */
+    /* min and max return the second operand where one is a NaN; such lanes are replaced at the
+     * end. */
     __m256 v = _mm256_min_ps(x, _mm256_set1_ps(EBB_EXPF_MAX));
     v = _mm256_max_ps(v, _mm256_set1_ps(EBB_EXPF_MIN));
 

@@ -29,6 +29,7 @@ int experts_reference(const struct experts_args *args, struct exec_stream *s);
 int experts_avx2(const struct experts_args *args, struct exec_stream *s);
 int experts_float(const struct experts_args *args, struct exec_stream *s);
 int combine_cpu(const struct combine_args *args, struct exec_stream *s);
+int combine_avx2(const struct combine_args *args, struct exec_stream *s);
 int swiglu_reference(const struct swiglu_args *args, struct exec_stream *s);
 int swiglu_avx2(const struct swiglu_args *args, struct exec_stream *s);
 int swiglu_float(const struct swiglu_args *args, struct exec_stream *s);

@@ -1,8 +1,10 @@
-/* kernels/product.c - quantize, product and swiglu: the walks over tiles that the reference and AVX2 sets share.
+/* kernels/product.c - quantize, product and swiglu: the walks over tiles that the reference and
+ * AVX2 sets share.
  *
- * Owns nothing; each launcher checks its shape and pushes one job with a copy of its args and the set's table of
- * inner loops (tile.h). A piece of a job is a range of outputs (product) or rows; where a piece begins never shows
- * in the bits, since every output is one chain computed by one thread. Refuses types and widths without kernels.
+ * Owns nothing; each launcher checks its shape and pushes one job with a copy of its args and the
+ * set's table of inner loops (tile.h). A piece of a job is a range of outputs (product) or rows;
+ * where a piece begins never shows in the bits, since every output is one chain computed by one
+ * thread. Refuses types and widths without kernels.
  */
 #include <assert.h>
 #include "kernels/ops_cpu.h"

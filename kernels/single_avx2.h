@@ -1,8 +1,9 @@
-/* kernels/single_avx2.h - products of eight outputs with one row of activations, weights never leaving registers.
+/* kernels/single_avx2.h - products of eight outputs with one row of activations, weights never
+ * leaving registers.
  *
- * Decode is bound by unpacking: each weight is used once. Storing a chunk first (turned_avx2.h) costs a third more
- * here; so these loops multiply what they have just unpacked. Same bits. Each carries the two chains over one chunk
- * that starts at block `block` of the row.
+ * Decode is bound by unpacking: each weight is used once. Storing a chunk first (turned_avx2.h)
+ * takes longer here (NOTES.md), so these loops multiply what they have just unpacked. Same bits. Each
+ * carries the two chains over one chunk that starts at block `block` of the row.
  */
 #pragma once
 #include "kernels/activation.h"
@@ -59,7 +60,8 @@ INLINE void single_q4_k(const uint8_t *const row[8], const struct activation *x,
     }
 }
 
-/* The two steps of NUMERICS rule 2 for one block of 16: pairs of maddubs fit in 16 bits, their sums do not. */
+/* The two steps of NUMERICS rule 2 for one block of 16: pairs of maddubs fit in 16 bits, their sums
+ * do not. */
 INLINE __m256i sixteen_q6_k(__m256i isum, const __m256i w[4], const int8_t *x, __m256i sub)
 {
     UNROLL

@@ -1,8 +1,9 @@
-/* kernels/tile.h - what the reference and the AVX2 set do differently for quantised weights. Internal to the room.
+/* kernels/tile.h - what the reference and the AVX2 set do differently for quantised weights.
+ * Internal to the room.
  *
- * Products and experts are the same walk over the same tiles in both sets (product.c, experts.c): a tile is up to
- * eight outputs times up to TILE_ROWS rows of activations. A set fills this table with its own inner loops, and they
- * give the same bits: NUMERICS tier 1 fixes every operation.
+ * Products and experts are the same walk over the same tiles in both sets (product.c, experts.c): a
+ * tile is up to eight outputs times up to TILE_ROWS rows of activations. A set fills this table
+ * with its own inner loops, and they give the same bits: NUMERICS tier 1 fixes every operation.
  */
 #pragma once
 #include <stdbool.h>
@@ -23,8 +24,8 @@ struct tile_matrix {
 };
 
 struct tile_ops {
-    /* y[r][i] = the element of output `out + i`, i < n_out <= TILE_OUTPUTS, for r < n_rows <= TILE_ROWS; y[r][i] with
-     * i >= n_out is some number. x[r] are rows of m->n_in values. */
+    /* y[r][i] = the element of output `out + i`, i < n_out <= TILE_OUTPUTS, for r < n_rows <=
+     * TILE_ROWS; y[r][i] with i >= n_out is some number. x[r] are rows of m->n_in values. */
     void (*product)(const struct tile_matrix *m, size_t out, size_t n_out,
                     const struct activation *x, size_t n_rows, float (*y)[TILE_OUTPUTS]);
     /* Quantises the n_blocks * 32 values of x to the start of the parts of `a`. */
@@ -46,6 +47,10 @@ int experts_push(const struct experts_args *args, const struct tile_ops *ops,
                  struct exec_stream *s);
 int swiglu_push(const struct swiglu_args *args, const struct tile_ops *ops, struct exec_stream *s);
 
+/* hidden[row] += the weighted sum of the row's expert outputs. */
+typedef void combine_row_function(const struct combine_args *args, size_t row);
+int combine_push(const struct combine_args *args, combine_row_function *row, struct exec_stream *s);
+
 /* True for the types with a tile product. */
 static inline bool tile_type(uint32_t type)
 {
@@ -59,8 +64,8 @@ static inline struct tile_matrix tile_matrix(uint32_t type, const void *weights,
     return m;
 }
 
-/* How many tiles of `outputs` outputs make a piece worth waking a thread for: about ten microseconds of work, where
- * unpacking a weight costs as much as using it three times. */
+/* How many tiles of `outputs` outputs make a piece worth waking a thread for: about ten
+ * microseconds of work, where unpacking a weight costs as much as using it three times. */
 static inline size_t tile_grain(size_t outputs, size_t n_in, size_t n_rows)
 {
     const size_t piece = 512 * 1024;

@@ -1,10 +1,12 @@
-/* kernels/tile_avx2.c - quantised products, quantisation and SwiGLU with AVX2: the bits of tile_reference.c.
+/* kernels/tile_avx2.c - quantised products, quantisation and SwiGLU with AVX2: the bits of
+ * tile_reference.c.
  *
- * A product takes eight outputs side by side, each lane its own output (turned_avx2.h): a chunk of their weights is
- * unpacked once into the first-level cache and then used by up to TILE_ROWS rows of activations, four rows at a time.
- * Integer sums are exact in any order, and none of the 16-bit steps can saturate (each says why); the float chains
- * are those of NUMERICS rule 3, one multiply and one fused step a block. Owns nothing; any thread; compiled with
- * -mavx2 -mfma -mf16c and called only where set_cpu.c has found all three.
+ * A product takes eight outputs side by side, each lane its own output (turned_avx2.h): a chunk of
+ * their weights is unpacked once into the first-level cache and then used by up to TILE_ROWS rows
+ * of activations, four rows at a time. Integer sums are exact in any order, and none of the 16-bit
+ * steps can saturate (each says why); the float chains are those of NUMERICS rule 3, one multiply
+ * and one fused step a block. Owns nothing; any thread; compiled with -mavx2 -mfma -mf16c and
+ * called only where set_cpu.c has found all three.
  */
 #include <assert.h>
 #include <string.h>
@@ -40,7 +42,8 @@ INLINE void sums_q4_k(const struct chunk *c, size_t k, const int8_t *const q[], 
         isum[r] = _mm256_madd_epi16(isum[r], _mm256_set1_epi16(1));
 }
 
-/* Signed times signed is |w| times x with the sign of w. One step is at most 2 * 128 * 127 = 32512. */
+/* Signed times signed is |w| times x with the sign of w. One step is at most 2 * 128 * 127 =
+ * 32512. */
 INLINE void sums_q8_0(const struct chunk *c, size_t k, const int8_t *const q[], int n,
                       __m256i *isum)
 {
@@ -60,7 +63,8 @@ INLINE void sums_q8_0(const struct chunk *c, size_t k, const int8_t *const q[], 
     }
 }
 
-/* (q - 32) x = q x - 32 x: q is unsigned, and the sums of 16 x are known. Two steps of at most 2 * 63 * 127 fit. */
+/* (q - 32) x = q x - 32 x: q is unsigned, and the sums of 16 x are known. Two steps of at most 2 *
+ * 63 * 127 fit. */
 INLINE void sums_q6_k(const struct chunk *c, size_t k, const int8_t *const q[],
                       const int16_t *const sum16[], int n, __m256i *isum)
 {
@@ -81,7 +85,8 @@ INLINE void sums_q6_k(const struct chunk *c, size_t k, const int8_t *const q[],
     }
 }
 
-/* Carries the chains of n <= 4 rows (a constant after inlining) over the chunk; `block` is its first block in a row. */
+/* Carries the chains of n <= 4 rows (a constant after inlining) over the chunk; `block` is its
+ * first block in a row. */
 INLINE void chains_advance(uint32_t type, int n, const struct chunk *c, size_t n_blocks,
                            size_t block, const struct activation *x, __m256 *acc, __m256 *accm)
 {

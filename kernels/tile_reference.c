@@ -1,8 +1,9 @@
-/* kernels/tile_reference.c - quantised products, quantisation and SwiGLU in plain C: the truth of tier 1.
+/* kernels/tile_reference.c - quantised products, quantisation and SwiGLU in plain C: the truth of
+ * tier 1.
  *
- * Written to be read beside NUMERICS rules 1-5: one output at a time, blocks of 32 in ascending k, one chain `acc` and
- * one chain `accm`. Everything faster is compared with this file bit for bit. Owns nothing; any thread; refuses
- * nothing, since launchers have checked types and shapes.
+ * Written to be read beside NUMERICS rules 1-5: blocks of 32 in ascending k, one chain `acc` and
+ * one chain `accm` an output. Everything faster is compared with this file bit for bit. Owns
+ * nothing; any thread; refuses nothing, since launchers have checked types and shapes.
  */
 #include <assert.h>
 #include <math.h>
@@ -12,70 +13,73 @@
 #include "kernels/ops_cpu.h"
 #include "kernels/tile.h"
 
-static float element_q8_0(const struct block_q8_0 *w, struct activation x, size_t n_blocks)
-{
-    float acc = 0.0f;
-    for (size_t k = 0; k < n_blocks; k++) {
-        int32_t isum = 0;
-        for (size_t i = 0; i < 32; i++)
-            isum += w[k].q[i] * x.q[32 * k + i];
-        float scale = half_to_float(w[k].d) * x.d[k];
-        acc = fmaf(scale, (float)isum, acc);
-    }
-    return acc;
-}
+/* 32 weights as rule 2 has them: value = a * n - b with n = q * scale[i / 16]. */
+struct weights {
+    int8_t q[32];
+    int scale[2];
+    float a, b;
+};
 
-static float element_q4_k(const struct block_q4_k *w, struct activation x, size_t n_blocks)
+/* Block k of a row of weights. */
+static struct weights weights_load(uint32_t type, const void *row, size_t k)
 {
-    float acc = 0.0f, accm = 0.0f;
-    for (size_t k = 0; k < n_blocks; k++) {
-        const struct block_q4_k *block = &w[k / 8];
-        const uint8_t *q = block->q + k % 8 / 2 * 32;
-        unsigned shift = k % 2 * 4;
-        int32_t isum = 0;
-        for (size_t i = 0; i < 32; i++)
-            isum += (q[i] >> shift & 15) * x.q[32 * k + i];
+    struct weights w = {.scale = {1, 1}};
+    if (type == TENSOR_Q4_K) {
+        const struct block_q4_k *block = (const struct block_q4_k *)row + k / 8;
         uint8_t sc, m;
         q4_k_scale(block->scales, k % 8, &sc, &m);
-        float a = half_to_float(block->d) * (float)sc;
-        float b = half_to_float(block->dmin) * (float)m;
-        float scale = a * x.d[k];
-        acc = fmaf(scale, (float)isum, acc);
-        accm = fmaf(b, x.sx[k], accm);
+        q4_k_values(block, k % 8, w.q);
+        w.a = half_to_float(block->d) * (float)sc;
+        w.b = half_to_float(block->dmin) * (float)m;
+    } else if (type == TENSOR_Q6_K) {
+        const struct block_q6_k *block = (const struct block_q6_k *)row + k / 8;
+        q6_k_values(block, k % 8, w.q);
+        w.scale[0] = block->scales[k % 8 * 2];
+        w.scale[1] = block->scales[k % 8 * 2 + 1];
+        w.a = half_to_float(block->d);
+    } else {
+        const struct block_q8_0 *block = (const struct block_q8_0 *)row + k;
+        memcpy(w.q, block->q, sizeof w.q);
+        w.a = half_to_float(block->d);
     }
-    return acc - accm;
+    return w;
 }
 
-static float element_q6_k(const struct block_q6_k *w, struct activation x, size_t n_blocks)
+static int32_t sum_sixteen(const int8_t *w, const int8_t *x)
 {
-    float acc = 0.0f;
-    for (size_t k = 0; k < n_blocks; k++) {
-        const struct block_q6_k *block = &w[k / 8];
-        int32_t sum[2] = {0, 0};
-        for (unsigned i = 0; i < 32; i++)
-            sum[i / 16] += q6_k_value(block, 32 * (unsigned)(k % 8) + i) * x.q[32 * k + i];
-        const int8_t *sc = block->scales + 2 * (k % 8);
-        int32_t isum = sc[0] * sum[0] + sc[1] * sum[1];
-        float scale = half_to_float(block->d) * x.d[k];
-        acc = fmaf(scale, (float)isum, acc);
+    int32_t sum = 0;
+    for (size_t i = 0; i < 16; i++)
+        sum += w[i] * x[i];
+    return sum;
+}
+
+/* One output of all rows: rule 3, blocks in ascending k. */
+static void product_output(const struct tile_matrix *m, size_t out, const struct activation *x,
+                           size_t n_rows, float *y, size_t y_stride)
+{
+    float acc[TILE_ROWS] = {0}, accm[TILE_ROWS] = {0};
+    for (size_t k = 0; k < m->n_in / 32; k++) {
+        struct weights w = weights_load(m->type, m->weights + out * m->row_bytes, k);
+        for (size_t r = 0; r < n_rows; r++) {
+            const int8_t *q = x[r].q + 32 * k;
+            int32_t isum =
+                w.scale[0] * sum_sixteen(w.q, q) + w.scale[1] * sum_sixteen(w.q + 16, q + 16);
+            float scale = w.a * x[r].d[k];
+            acc[r] = fmaf(scale, (float)isum, acc[r]);
+            if (m->type == TENSOR_Q4_K)
+                accm[r] = fmaf(w.b, x[r].sx[k], accm[r]);
+        }
     }
-    return acc;
+    for (size_t r = 0; r < n_rows; r++)
+        y[r * y_stride] = acc[r] - accm[r];
 }
 
 static void product_tile(const struct tile_matrix *m, size_t out, size_t n_out,
                          const struct activation *x, size_t n_rows, float (*y)[TILE_OUTPUTS])
 {
-    size_t n_blocks = m->n_in / 32;
-    for (size_t r = 0; r < n_rows; r++)
-        for (size_t i = 0; i < n_out; i++) {
-            const void *w = m->weights + (out + i) * m->row_bytes;
-            switch (m->type) {
-            case TENSOR_Q8_0: y[r][i] = element_q8_0(w, x[r], n_blocks); break;
-            case TENSOR_Q4_K: y[r][i] = element_q4_k(w, x[r], n_blocks); break;
-            case TENSOR_Q6_K: y[r][i] = element_q6_k(w, x[r], n_blocks); break;
-            default: assert(!"a type without a tile product");
-            }
-        }
+    assert(n_rows <= TILE_ROWS && n_out <= TILE_OUTPUTS && tile_type(m->type));
+    for (size_t i = 0; i < n_out; i++)
+        product_output(m, out + i, x, n_rows, &y[0][i], TILE_OUTPUTS);
 }
 
 /* The magnitudes' bits order like the magnitudes, with NaN above infinity. */

@@ -1,7 +1,8 @@
-/* kernels/tile_sets.c - the launchers of the reference and AVX2 sets for quantised data: names over one walk.
+/* kernels/tile_sets.c - the launchers of the reference and AVX2 sets for quantised data: names over
+ * one walk.
  *
- * Owns nothing. What the sets share is in product.c and experts.c; what they do not, in tile_reference.c and
- * tile_avx2.c. Nothing is refused here.
+ * Owns nothing. What the sets share is in product.c and experts.c; what they do not, in
+ * tile_reference.c and tile_avx2.c. Nothing is refused here.
  */
 #include "kernels/ops_cpu.h"
 #include "kernels/tile.h"

@@ -1,11 +1,13 @@
-/* kernels/turned_avx2.h - eight rows of quantised weights, turned so that each lane is a row; for *_avx2.c only.
+/* kernels/turned_avx2.h - eight rows of quantised weights, turned so that each lane is a row; for
+ * *_avx2.c only.
  *
- * "Turned" means: 32-bit lane r of a vector holds four neighbouring bytes of row r. maddubs/madd with four activations
- * broadcast to all lanes then give each row's integer sum in its own lane, with no horizontal additions, and the
- * float chains of NUMERICS run in the same lanes. Turning costs two shuffles for 32 bytes of weights.
+ * "Turned" means: 32-bit lane r of a vector holds four neighbouring bytes of row r. maddubs/madd
+ * with four activations broadcast to all lanes then give each row's integer sum in its own lane,
+ * with no horizontal additions, and the float chains of NUMERICS run in the same lanes. Turning
+ * costs two shuffles for 32 bytes of weights.
  *
- * A chunk is up to 8 blocks of 32 values. For `w[block][i]`, lane r holds values 4i .. 4i + 3 of the block in row r:
- * Q4_K 0..15, Q6_K 0..63 (the format's value + 32), Q8_0 -128..127.
+ * A chunk is up to 8 blocks of 32 values. For `w[block][i]`, lane r holds values 4i .. 4i + 3 of
+ * the block in row r: Q4_K 0..15, Q6_K 0..63 (the format's value + 32), Q8_0 -128..127.
  */
 #pragma once
 #include <immintrin.h>
@@ -15,8 +17,8 @@
 
 #define CHUNK_BLOCKS 8
 
-/* Loops over vectors are short and of constant length; they must be unrolled and inlined at any -O level, or the
- * vectors live in memory. */
+/* Loops over vectors are short and of constant length; they must be unrolled and inlined at any -O
+ * level, or the vectors live in memory. */
 #define UNROLL _Pragma("GCC unroll 8")
 #define INLINE static inline __attribute__((always_inline))
 
@@ -26,8 +28,8 @@ struct chunk {
     __m256 a[CHUNK_BLOCKS], b[CHUNK_BLOCKS]; /* NUMERICS rule 2; b for Q4_K only */
 };
 
-/* Ties a running sum to its place in the source. Without it gcc turns the sum into a tree and keeps all its terms,
- * more than there are registers; with it loops over several rows ran up to twice as fast. */
+/* Ties a running sum to its place in the source. Without it gcc turns the sum into a tree and keeps
+ * all its terms, more than there are registers; loops over four rows then took 1.3 times as long. */
 #define IN_PLACE(v) __asm__("" : "+x"(v))
 
 /* Four neighbouring bytes in every lane. */
@@ -94,7 +96,8 @@ INLINE void chunk_load_q8_0(struct chunk *c, const uint8_t *const row[8], size_t
     }
 }
 
-/* The header of a Q4_K block of each row: byte j % 4 of sc[j / 4] and m[j / 4] belong to sub-block j. */
+/* The header of a Q4_K block of each row: byte j % 4 of sc[j / 4] and m[j / 4] belong to sub-block
+ * j. */
 struct scales_q4_k {
     __m256 d, dmin;
     __m256i sc[2], m[2];
@@ -142,7 +145,8 @@ INLINE void chunk_load_q4_k(struct chunk *c, const uint8_t *const row[8])
     }
 }
 
-/* 32 (sc0 sum0 + sc1 sum1), subtracted: what the offset of Q6_K's quants adds to a block's integer sum. */
+/* 32 (sc0 sum0 + sc1 sum1), subtracted: what the offset of Q6_K's quants adds to a block's integer
+ * sum. */
 INLINE __m256i offset_q6_k(__m256i both, const int16_t *sum16)
 {
     __m256i sums = _mm256_madd_epi16(both, four_values(sum16));

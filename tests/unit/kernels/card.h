@@ -1,4 +1,5 @@
-/* card.h - a CPU card for tests: one executor, one stream, and a way to wait for what was put on it. */
+/* card.h - a CPU card for tests: one executor, one stream, and a way to wait for what was put on
+ * it. */
 #pragma once
 #include <criterion/criterion.h>
 #include <poll.h>
@@ -44,7 +45,8 @@ static inline void card_close(struct card *c)
     exec_cpu.close(c->exec);
 }
 
-/* Memory aligned to 64 bytes, filled with 0xcd, with a byte past the end that a sanitizer guards. */
+/* Memory aligned to 64 bytes, filled with 0xcd, with a byte past the end that a sanitizer
+ * guards. */
 static inline void *bytes_of(size_t n)
 {
     size_t rounded = (n + 63) & ~(size_t)63;

@@ -1,4 +1,5 @@
-/* combine_test.c - the weighted sum of expert outputs runs in rank order with one rounding a step. */
+/* combine_test.c - the weighted sum of expert outputs runs in rank order with one rounding a
+ * step. */
 #include "inputs.h"
 
 Test(combine, adds_ranks_in_order_and_leaves_out_ranks_without_an_expert)

@@ -1,5 +1,5 @@
-/* dequantise_test.c - weights come out as the format's reference library has them. Seen through embed(), which is
- * nothing but the dequantised rows of its table. */
+/* dequantise_test.c - weights come out as the format's reference library has them. Seen through
+ * embed(), which is nothing but the dequantised rows of its table. */
 #include <stdio.h>
 #include "inputs.h"
 

@@ -1,4 +1,5 @@
-/* experts_test.c - routed experts: the bits of single products put together, whatever the batch, set and threads. */
+/* experts_test.c - routed experts: the bits of single products put together, whatever the batch,
+ * set and threads. */
 #include "inputs.h"
 #include "kernels/activation.h"
 
@@ -34,7 +35,8 @@ static struct layer *layer_make(uint32_t gate, uint32_t up, uint32_t down)
         l->x[i] *= 0.02f; /* keeps SwiGLU in the range where it bends */
     l->a = bytes_of(ROWS_MAX * activation_row_bytes(D_MODEL));
     l->outputs = bytes_of(ROWS_MAX * N_USED * D_MODEL * sizeof(float));
-    /* Each row: N_USED different experts; expert 8 is rare; row 3 is inert, row 5 has one rank less. */
+    /* Each row: N_USED different experts; expert 8 is rare; row 3 is inert, row 5 has one rank
+     * less. */
     for (size_t r = 0; r < ROWS_MAX; r++)
         for (size_t rank = 0; rank < N_USED; rank++)
             l->ids[r * N_USED + rank] = r == 3                 ? -1

@@ -1,4 +1,5 @@
-/* inputs.h - random and adversarial weights and activations for the tests of quantised operations. */
+/* inputs.h - random and adversarial weights and activations for the tests of quantised
+ * operations. */
 #pragma once
 #include <math.h>
 #include <string.h>
@@ -31,7 +32,8 @@ static inline float random_value(uint64_t *state)
     return (float)((double)random_bits(state) / 2147483648.0 - 1.0);
 }
 
-/* A finite half float of either sign with a magnitude in 2^-9 .. 2, or now and then a subnormal one. */
+/* A finite half float of either sign with a magnitude in 2^-9 .. 2, or now and then a subnormal
+ * one. */
 static inline uint16_t random_half(uint64_t *state)
 {
     uint32_t bits = random_bits(state);

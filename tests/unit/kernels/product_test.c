@@ -1,4 +1,5 @@
-/* product_test.c - quantised products: the bits of NUMERICS tier 1 in every set, batch, shape and number of threads. */
+/* product_test.c - quantised products: the bits of NUMERICS tier 1 in every set, batch, shape and
+ * number of threads. */
 #include "inputs.h"
 #include "kernels/activation.h"
 
@@ -139,7 +140,8 @@ static void row_dequantised(struct card *card, const struct product *p, size_t o
     card_wait(card);
 }
 
-/* Compares with plain sums in fp64; `size` is the sum of magnitudes, the natural unit of rounding errors. */
+/* Compares with plain sums in fp64; `size` is the sum of magnitudes, the natural unit of rounding
+ * errors. */
 static void check_against_double(struct card *card, struct product *p, bool quantised,
                                  double tolerance)
 {

@@ -1,4 +1,5 @@
-/* quantize_test.c - activations become int8 as NUMERICS tier 1, rule 1 says, with the same bits in every set. */
+/* quantize_test.c - activations become int8 as NUMERICS tier 1, rule 1 says, with the same bits in
+ * every set. */
 #include "inputs.h"
 #include "kernels/activation.h"
 
