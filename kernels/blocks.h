@@ -6,6 +6,7 @@
  * only, as the files are.
  */
 #pragma once
+#include <assert.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -34,9 +35,9 @@ struct block_q6_k {
     uint16_t d; /* half float */
 } __attribute__((packed));
 
-_Static_assert(sizeof(struct block_q8_0) == 34, "Q8_0 blocks have 34 bytes");
-_Static_assert(sizeof(struct block_q4_k) == 144, "Q4_K blocks have 144 bytes");
-_Static_assert(sizeof(struct block_q6_k) == 210, "Q6_K blocks have 210 bytes");
+static_assert(sizeof(struct block_q8_0) == 34, "Q8_0 blocks have 34 bytes");
+static_assert(sizeof(struct block_q4_k) == 144, "Q4_K blocks have 144 bytes");
+static_assert(sizeof(struct block_q6_k) == 210, "Q6_K blocks have 210 bytes");
 
 /* The 6-bit scale and minimum of sub-block j (0..7). */
 static inline void q4_k_scale(const uint8_t scales[12], unsigned j, uint8_t *sc, uint8_t *m)
