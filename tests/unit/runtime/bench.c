@@ -11,8 +11,10 @@
 static void keep_log(void *ctx, const char *level, const char *text)
 {
     struct bench *b = ctx;
+    (void)pthread_mutex_lock(&b->log_lock);
     size_t n = strlen(b->log);
     (void)snprintf(b->log + n, sizeof b->log - n, "%s: %s\n", level, text);
+    (void)pthread_mutex_unlock(&b->log_lock);
 }
 
 static void set_text(char **at, const char *text)
@@ -21,10 +23,19 @@ static void set_text(char **at, const char *text)
     *at = strdup(text);
 }
 
+bool bench_logged(struct bench *b, const char *text)
+{
+    (void)pthread_mutex_lock(&b->log_lock);
+    bool is_there = strstr(b->log, text) != NULL;
+    (void)pthread_mutex_unlock(&b->log_lock);
+    return is_there;
+}
+
 void bench_init(struct bench *b, uint32_t n_cards, const char *options)
 {
     char launch[1024];
     memset(b, 0, sizeof *b);
+    (void)pthread_mutex_init(&b->log_lock, NULL);
     settings_default(&b->s);
     (void)snprintf(launch, sizeof launch, "%s --card {card} %s", EBBTIDE_FAKE_STAGE, options);
     set_text(&b->s.launch, launch);
@@ -76,6 +87,11 @@ int bench_join(struct bench *b)
     (void)pthread_join(b->thread, NULL);
     channel_close(&b->c);
     settings_free(&b->s);
+    for (size_t i = 0; i < b->n_lines; i++)
+        free(b->lines[i]);
+    free(b->lines);
+    b->lines = NULL;
+    b->n_lines = 0;
     return b->code;
 }
 

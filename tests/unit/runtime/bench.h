@@ -22,6 +22,7 @@ struct bench {
     struct error err;
     int pair[2];
     atomic_bool ended;
+    pthread_mutex_t log_lock;
     char log[8192];
 };
 
@@ -50,5 +51,6 @@ void bench_generate(struct bench *b, const char *tag, uint32_t max_new, int32_t 
                     size_t n_prompt, int32_t *prompt, const char *more);
 void bench_expect(struct bench *b, const char *tag, const int32_t *prompt, size_t n_prompt,
                   size_t n);
+bool bench_logged(struct bench *b, const char *text);
 void temp_path(char *path, size_t capacity,
                const char *name); /* of this test's own, nothing there */
