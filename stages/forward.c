@@ -75,7 +75,7 @@ static void carve_activations(struct forward *f, struct carver *c)
     if (f->shape.is_last) {
         f->head_hidden = carve(c, f->head_rows * g->d_model, sizeof(float));
         f->logits = carve(c, f->head_rows * g->n_vocab, sizeof(float));
-        f->sample_scratch = carve(c, 1, k->sample_scratch_bytes(f->head_rows, g->n_vocab));
+        f->sample_scratch = carve(c, 1, k->sample_scratch_bytes(FORWARD_SAMPLE_ROWS, g->n_vocab));
     }
 }
 
@@ -318,11 +318,15 @@ int forward_head(struct forward *f, const struct weights *w, size_t first, size_
                                                   .ids = f->out.top_ids,
                                                   .values = f->out.top_values},
                                s);
-    return f->kernels->sample(&(struct sample_args){.logits = f->logits,
-                                                    .n_rows = n,
-                                                    .n_vocab = g->n_vocab,
-                                                    .params = f->in.sample + first,
-                                                    .scratch = f->sample_scratch,
-                                                    .ids = f->out.ids},
-                              s);
+    for (size_t r = 0; rc == 0 && r < n; r += FORWARD_SAMPLE_ROWS)
+        rc = f->kernels->sample(&(struct sample_args){.logits = f->logits + r * g->n_vocab,
+                                                      .n_rows = n - r < FORWARD_SAMPLE_ROWS
+                                                                    ? n - r
+                                                                    : FORWARD_SAMPLE_ROWS,
+                                                      .n_vocab = g->n_vocab,
+                                                      .params = f->in.sample + first + r,
+                                                      .scratch = f->sample_scratch,
+                                                      .ids = f->out.ids + r},
+                                s);
+    return rc;
 }
