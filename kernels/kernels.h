@@ -20,10 +20,10 @@
 #include "kernels/exec.h"
 #include "kernels/tensor_type.h"
 
-#define KV_BLOCK_TOKENS 32      /* positions of one KV block */
+#define KV_BLOCK_TOKENS     32  /* positions of one KV block */
 #define KV_PARTITION_TOKENS 256 /* attention's fixed partition, cut at multiples from position 0 */
-#define EXPERTS_USED_MAX 16     /* most experts one token is routed to */
-#define HEAD_DIM_MAX 256
+#define EXPERTS_USED_MAX    16  /* most experts one token is routed to */
+#define HEAD_DIM_MAX        256
 
 enum kv_type { KV_F16 = 0, KV_F32 = 1 };
 
@@ -76,6 +76,7 @@ struct rope_angles_args {
     const int32_t *positions; /* [n_rows] */
     const double *inv_freq;   /* [n_half] */
     size_t n_rows, n_half;
+    float scale;   /* of both, after rounding: one product; 1 = none */
     float *angles; /* [n_rows][n_half][2] */
 };
 
@@ -92,14 +93,15 @@ struct head_rope_args {
 
 /* The KV blocks of one layer and how rows find theirs. */
 struct kv_view {
-    void *base;                   /* block b at base + b * block_stride */
-    size_t block_stride;          /* bytes from a block to the next of the same layer */
-    enum kv_type type;            /* a block: K [KV_BLOCK_TOKENS][n_kv_heads][head_dim], then V alike */
+    void *base;          /* block b at base + b * block_stride */
+    size_t block_stride; /* bytes from a block to the next of the same layer */
+    enum kv_type type;   /* a block: K [KV_BLOCK_TOKENS][n_kv_heads][head_dim], then V alike */
     size_t n_kv_heads, head_dim;
-    const int32_t *tables;        /* [n_sequences][table_stride]: block numbers by position / KV_BLOCK_TOKENS */
+    const int32_t
+        *tables; /* [n_sequences][table_stride]: block numbers by position / KV_BLOCK_TOKENS */
     size_t table_stride;
-    const int32_t *row_sequence;  /* [n_rows]: index into tables */
-    const int32_t *positions;     /* [n_rows]; negative = inert row */
+    const int32_t *row_sequence; /* [n_rows]: index into tables */
+    const int32_t *positions;    /* [n_rows]; negative = inert row */
 };
 
 /* Writes rows' k and v at their positions. */
@@ -164,6 +166,15 @@ struct swiglu_args {
     size_t n_rows, n;
 };
 
+/* hidden[r] += sigmoid(gate . x[r]) * y[r]: the shared expert. The dot product is tier 2 (like a router's), 1 / (1 + ebb_expf(-z))
+ * by IEEE division, the sum one fmaf. gate NULL: hidden[r] += y[r]. Inert rows (position < 0) may be left alone. */
+struct shared_add_args {
+    const float *gate;  /* [n] or NULL */
+    const float *x, *y; /* [n_rows][n] */
+    size_t n_rows, n;
+    float *hidden; /* [n_rows][n] */
+};
+
 /* y[j] = x[index[j]]; an index < 0 gives zeros. */
 struct gather_args {
     const float *x;       /* [..][n] */
@@ -201,7 +212,8 @@ struct top_args {
 struct kernel_set {
     const char *name;
     size_t (*activation_bytes)(size_t n);
-    size_t (*experts_scratch_bytes)(size_t n_rows, size_t n_used, size_t n_experts, size_t d_model, size_t d_expert);
+    size_t (*experts_scratch_bytes)(size_t n_rows, size_t n_used, size_t n_experts, size_t d_model,
+                                    size_t d_expert);
     size_t (*sample_scratch_bytes)(size_t n_rows, size_t n_vocab);
 
     int (*embed)(const struct embed_args *args, struct exec_stream *s);
@@ -216,6 +228,7 @@ struct kernel_set {
     int (*experts)(const struct experts_args *args, struct exec_stream *s);
     int (*combine)(const struct combine_args *args, struct exec_stream *s);
     int (*swiglu)(const struct swiglu_args *args, struct exec_stream *s);
+    int (*shared_add)(const struct shared_add_args *args, struct exec_stream *s);
     int (*gather)(const struct gather_args *args, struct exec_stream *s);
     int (*sample)(const struct sample_args *args, struct exec_stream *s);
     int (*top)(const struct top_args *args, struct exec_stream *s);

@@ -128,6 +128,7 @@ int forward_begin(struct forward *f, const struct weights *w, size_t n_rows, boo
                                                                 .inv_freq = f->in.inv_freq,
                                                                 .n_rows = n_rows,
                                                                 .n_half = g->n_rot / 2,
+                                                                .scale = 1.0f,
                                                                 .angles = f->angles},
                                      s);
     if (rc == 0 && embed)
