@@ -61,8 +61,8 @@ static void rope_angles_range(void *ctx, size_t first, size_t last)
         float *to = a->angles + r * a->n_half * 2;
         for (size_t i = 0; i < a->n_half; i++) {
             double angle = position * a->inv_freq[i];
-            to[2 * i] = (float)cos(angle);
-            to[2 * i + 1] = (float)sin(angle);
+            to[2 * i] = (float)cos(angle) * a->scale;
+            to[2 * i + 1] = (float)sin(angle) * a->scale;
         }
     }
 }

@@ -98,7 +98,7 @@ Test(rope, angles_are_rounded_once_from_fp64_and_finite_for_inert_rows)
     struct card card = card_open(1);
     for (int i = 0; i < N_HALF; i++)
         inv_freq[i] = pow(1e6, -(double)i / N_HALF);
-    struct rope_angles_args args = {positions, inv_freq, N_ROWS, N_HALF, &angles[0][0][0]};
+    struct rope_angles_args args = {positions, inv_freq, N_ROWS, N_HALF, 1.0f, &angles[0][0][0]};
     cr_assert_eq(kernel_set_cpu("reference", NULL)->rope_angles(&args, card.stream), 0);
     card_wait(&card);
     for (int r = 0; r < N_ROWS; r++)
