@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
 from ebbtide import EbbtideTest, golden  # noqa: E402
-from processes import eventually, holders_of, memory_files  # noqa: E402
+from processes import eventually, holders_of, is_alive, memory_files  # noqa: E402
 
 ISHMAEL = "Call me Ishmael."
 
@@ -18,7 +18,7 @@ ISHMAEL = "Call me Ishmael."
 class CoordinatorDies(EbbtideTest):
     def litter(self):
         """Sockets, shared memory and temporary files that carry this project's or this test's name, lock files aside."""
-        found = {str(p) for p in self.runtime.rglob("*") if not p.is_dir() and p.suffix not in (".lock", ".sock")}
+        found = {str(p) for p in self.runtime.rglob("*") if not p.is_dir() and p.name.split(".")[-1] != "lock"}
         for folder in ("/dev/shm", tempfile.gettempdir(), "/tmp"):
             for path in Path(folder).glob("*"):
                 if self.namespace in path.name or path.name.startswith("ebbtide-stage"):
@@ -26,9 +26,9 @@ class CoordinatorDies(EbbtideTest):
         return found
 
     def check_nothing_is_left(self, pids, inodes, since):
-        gone, _ = eventually(lambda: not self.survivors() and not any(os.path.exists(f"/proc/{p}") for p in pids),
+        gone, _ = eventually(lambda: not self.survivors() and not any(map(is_alive, pids)),
                              1.0 - (time.monotonic() - since))
-        self.assertTrue(gone, f"alive a second later: {self.survivors()}")
+        self.assertTrue(gone, f"alive a second later: {self.survivors()} of {pids}")
         self.assertEqual(holders_of(inodes), set())
         self.assertEqual(self.litter(), set())
 
@@ -67,7 +67,7 @@ class CoordinatorDies(EbbtideTest):
         os.kill(stages[1], signal.SIGSTOP)
         engine.process.kill()
         engine.process.wait()
-        self.assertTrue(eventually(lambda: not os.path.exists(f"/proc/{stages[0]}"), 1)[0])
+        self.assertTrue(eventually(lambda: not is_alive(stages[0]), 1)[0])
         since = time.monotonic()
         os.kill(stages[1], signal.SIGCONT)
         self.check_nothing_is_left(stages, set(), since)

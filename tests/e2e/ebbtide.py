@@ -327,7 +327,13 @@ class EbbtideTest(unittest.TestCase):
             if key in os.environ:
                 self.env[key] = os.environ[key]
         self.addCleanup(self.end_survivors)
-        self._engines = 0
+        self.engines = []
+        self.addCleanup(self.end_engines)
+
+    def end_engines(self):
+        """Kills the engines that still run: after a failure, so that the next subtest begins with free cards."""
+        for engine in self.engines:
+            engine.kill()
 
     def end_survivors(self):
         """Every test ends with this: what it started is gone, or it failed."""
@@ -361,9 +367,8 @@ class EbbtideTest(unittest.TestCase):
         return out
 
     def serve(self, cards="cpu:0,cpu:1", wait=True, **flags):
-        self._engines += 1
-        engine = Engine(self, self.flags(cards, **flags), self.env, self.sandbox / f"serve-{self._engines}.err")
-        self.addCleanup(engine.kill)
+        engine = Engine(self, self.flags(cards, **flags), self.env, self.sandbox / f"serve-{len(self.engines)}.err")
+        self.engines.append(engine)
         return engine.ready() if wait else engine
 
     def client(self, name=None):

@@ -11,6 +11,14 @@ def command_name(pid):
         return ""
 
 
+def is_alive(pid):
+    """Whether the process still runs; one that is dead and that nobody has reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
 def descendants(pid):
     """Living processes below `pid`, oldest first."""
     parent = {}

@@ -18,7 +18,7 @@ class Ends(EbbtideTest):
     def files(self):
         """What lies in the runtime directory, lock files aside."""
         return sorted(str(p.relative_to(self.runtime)) for p in self.runtime.rglob("*")
-                      if not p.is_dir() and not p.name.endswith(".lock"))
+                      if not p.is_dir() and p.name.split(".")[-1] != "lock")
 
     def generating(self, engine, tag="g", max_new=1500):
         since = engine.gen(tag, max_new, ISHMAEL, ignore_eos=1)

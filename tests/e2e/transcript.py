@@ -2,17 +2,20 @@
 import re
 
 from ebbtide import golden
+from processes import eventually
 
 LINE_BYTES_MAX = 65536
 EVENTS = ("RESUME", "PP", "T", "LOGITS", "DONE")
 ANSWERED_BY = {"VRAM": "VRAM-DONE", "STAT": "STAT-DONE", "LEDGER": "LEDGER-DONE", "PLAN": "PLAN-DONE", "PING": "PONG",
                "GEN": "DONE", "SCORE": "DONE"}
 TIMES = re.compile(r"\b(version|prefill_ms|decode_ms|wait_us|us)=[^ ]*")
+MACHINE = re.compile(r"\bname=[^ ]*")  # a CPU card is called like the processor
 PP_TIME = re.compile(r"^(PP [^ ]+ \d+ \d+) [^ ]+$")
+PROMOTION_TIMES = re.compile(r"\b(hits|promotions)=[^ ]*")
 
 
 def mask(line):
-    return PP_TIME.sub(r"\1 *", TIMES.sub(r"\1=*", line))
+    return PP_TIME.sub(r"\1 *", MACHINE.sub("name=*", TIMES.sub(r"\1=*", line)))
 
 
 def shown(line, at_most=160):
@@ -33,11 +36,15 @@ def by_tag(replies):
 
 
 class Player:
+    """Plays a script. While a card's cache is not whole, which expert is promoted before which step is a matter of time,
+    and so is the number of hits: it is masked then, in DONE; and in STAT, which sums up, from then on."""
+
     def __init__(self, engine, stat):
         """`stat` gives the cards' STAT now, over another connection, so that asking leaves no trace here."""
         self.engine, self.stat = engine, stat
         self.book = [i for case in (golden()[11], golden()[10]) for i in case["prompt_ids"]]
         self.transcript, self.seen = [], 0
+        self.whole, self.always_whole = True, True
 
     def fill(self, line):
         def number(match):
@@ -63,8 +70,22 @@ class Player:
     def collect(self):
         lines = self.engine.lines.all
         while self.seen < len(lines):
-            self.transcript.append("< " + shown(mask(lines[self.seen].raw), 400))
+            m = lines[self.seen]
+            line = mask(m.raw)
+            if (m.verb == "DONE" and not self.whole) or (m.verb == "STAT" and not self.always_whole):
+                line = PROMOTION_TIMES.sub(r"\1=*", line)
+            self.transcript.append("< " + shown(line, 400))
             self.seen += 1
+
+    def settle(self):
+        """Waits until every slot of the caches is filled, and notes whether they are whole."""
+        def is_settled():
+            cards = self.stat().values()
+            self.whole = all(c["cache_mib"] == c["cache_full_mib"] for c in cards)
+            return all(c["resident"] == c["slots"] for c in cards)
+        if not eventually(is_settled)[0]:
+            raise AssertionError(f"the caches do not fill: {self.stat()}")
+        self.always_whole = self.always_whole and self.whole
 
     def await_answers(self, requests, since):
         """Waits for what must follow each request; nothing follows a PART that is taken or an empty line."""
@@ -104,6 +125,7 @@ class Player:
     def exchange(self, requests):
         """Sends in one write; then a PING of its own closes what has no other end."""
         self.collect()
+        self.settle()
         since = len(self.engine.lines.all)
         self.transcript += ["> " + shown(text) for text, _ in requests]
         self.engine.write(b"".join(data for _, data in requests))
