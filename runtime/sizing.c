@@ -133,20 +133,19 @@ static int context_choose(struct sizes *z, const struct settings *s, const struc
     return 0;
 }
 
-/* attempt 1: half the KV; 2: one context; 3: a quarter of the chunk as well. A KV size that was asked for stays. */
+/* Each attempt takes one step: half the KV, then one context of it, then a quarter of the chunk's rows. A KV size that was asked for
+ * stays. */
 static int shrink(struct sizes *z, const struct settings *s, uint32_t attempt, struct error *err)
 {
-    uint32_t kv = z->kv_tokens, chunk = z->chunk;
-    if (attempt == 0)
-        return 0;
-    if (s->kv_tokens == 0)
-        kv = attempt == 1 && kv / 2 > z->context ? kv / 2 : z->context;
-    if (attempt >= 3 || s->kv_tokens != 0 || z->kv_tokens == z->context)
-        chunk = z->chunk / 4 > 0 ? z->chunk / 4 : 1;
-    if (kv == z->kv_tokens && chunk == z->chunk)
-        return error_set(err, EBB_EAGAIN, "nothing is left to make smaller");
-    z->kv_tokens = kv;
-    z->chunk = chunk;
+    for (uint32_t step = 1; step <= attempt; step++) {
+        if (s->kv_tokens == 0 && z->kv_tokens > z->context)
+            z->kv_tokens =
+                step == 1 && z->kv_tokens / 2 > z->context ? z->kv_tokens / 2 : z->context;
+        else if (z->chunk > 1)
+            z->chunk = z->chunk / 4 > 0 ? z->chunk / 4 : 1;
+        else
+            return error_set(err, EBB_EAGAIN, "nothing is left to make smaller");
+    }
     return 0;
 }
 
