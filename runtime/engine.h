@@ -17,6 +17,8 @@ struct engine_events {
     void (*log)(void *ctx, const char *level, const char *text);
 };
 
+/* s is borrowed until engine_close(). Open, loop and close belong to one thread: a stage is killed when the thread that started it dies.
+ * *e is set before the stages start, so that engine_stop() can end a bring-up; after a failure it is NULL. SIGPIPE may be anything. */
 int engine_open(struct engine **e, const struct settings *s, const struct engine_events *events, struct error *err);
 
 /* Adds a connection; the engine owns the descriptors from now on. The controller gets INFO, CARD… and READY at once, and its end of
