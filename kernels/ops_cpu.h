@@ -43,7 +43,7 @@ void product_rows_unquantised_avx2(const struct product_args *a, size_t out_firs
 void product_rows_unquantised_float(const struct product_args *a, size_t out_first,
                                     size_t out_last);
 
-/* Norms, rotation, attention, routing. */
+/* Norms, rotation, attention, routing, the shared expert. */
 int rmsnorm_reference(const struct rmsnorm_args *args, struct exec_stream *s);
 int rmsnorm_avx2(const struct rmsnorm_args *args, struct exec_stream *s);
 int rmsnorm_float(const struct rmsnorm_args *args, struct exec_stream *s);
@@ -59,6 +59,9 @@ int attention_float(const struct attention_args *args, struct exec_stream *s);
 int router_reference(const struct router_args *args, struct exec_stream *s);
 int router_avx2(const struct router_args *args, struct exec_stream *s);
 int router_float(const struct router_args *args, struct exec_stream *s);
+int shared_add_reference(const struct shared_add_args *args, struct exec_stream *s);
+int shared_add_avx2(const struct shared_add_args *args, struct exec_stream *s);
+int shared_add_float(const struct shared_add_args *args, struct exec_stream *s);
 
 /* Choosing tokens. */
 int gather_cpu(const struct gather_args *args, struct exec_stream *s);

@@ -23,6 +23,8 @@ struct row_ops {
     void (*exponentials)(float *x, size_t n);
     /* p[i] = e^(p[i] - max) / sum, in place. */
     void (*softmax)(float *p, size_t n);
+    /* hidden[i] = fmaf(sigmoid(gate . x), y[i], hidden[i]) */
+    void (*gated_add)(const float *gate, const float *x, const float *y, float *hidden, size_t n);
     /* product_rows_unquantised_<set>() */
     void (*product)(const struct product_args *a, size_t out_first, size_t out_last);
 };

@@ -130,6 +130,18 @@ void product_rows_unquantised_avx2(const struct product_args *a, size_t out_firs
         products(a, out_first, out_last, false);
 }
 
+static void gated_add(const float *gate, const float *x, const float *y, float *hidden, size_t n)
+{
+    float sigmoid = 1.0f / (1.0f + ebb_expf(-reduce_dot8(gate, x, n)));
+    const __m256 sigmoid8 = _mm256_set1_ps(sigmoid);
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(hidden + i, _mm256_fmadd_ps(sigmoid8, _mm256_loadu_ps(y + i),
+                                                     _mm256_loadu_ps(hidden + i)));
+    for (; i < n; i++)
+        hidden[i] = fmaf(sigmoid, y[i], hidden[i]);
+}
+
 const struct row_ops rows_avx2 = {
     .rmsnorm = rmsnorm_row,
     .rotate = rotate_pairs,
@@ -137,5 +149,6 @@ const struct row_ops rows_avx2 = {
     .attend = attend_avx2,
     .exponentials = exponentials,
     .softmax = softmax_row,
+    .gated_add = gated_add,
     .product = product_rows_unquantised_avx2,
 };

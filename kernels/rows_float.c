@@ -82,6 +82,13 @@ void product_rows_unquantised_float(const struct product_args *a, size_t out_fir
         }
 }
 
+static void gated_add(const float *gate, const float *x, const float *y, float *hidden, size_t n)
+{
+    double sigmoid = 1.0 / (1.0 + exp(-sum_float_dot(gate, x, n)));
+    for (size_t i = 0; i < n; i++)
+        hidden[i] = (float)(hidden[i] + sigmoid * y[i]);
+}
+
 const struct row_ops rows_float = {
     .rmsnorm = rmsnorm_row,
     .rotate = rotate_head,
@@ -89,5 +96,6 @@ const struct row_ops rows_float = {
     .attend = attend_float,
     .exponentials = exponentials,
     .softmax = softmax_row,
+    .gated_add = gated_add,
     .product = product_rows_unquantised_float,
 };

@@ -66,6 +66,13 @@ void product_rows_unquantised_reference(const struct product_args *a, size_t out
         }
 }
 
+static void gated_add(const float *gate, const float *x, const float *y, float *hidden, size_t n)
+{
+    float sigmoid = 1.0f / (1.0f + ebb_expf(-reduce_dot(gate, x, n)));
+    for (size_t i = 0; i < n; i++)
+        hidden[i] = fmaf(sigmoid, y[i], hidden[i]);
+}
+
 const struct row_ops rows_reference = {
     .rmsnorm = rmsnorm_row,
     .rotate = rotate_pairs,
@@ -73,5 +80,6 @@ const struct row_ops rows_reference = {
     .attend = attend_reference,
     .exponentials = exponentials,
     .softmax = softmax_row,
+    .gated_add = gated_add,
     .product = product_rows_unquantised_reference,
 };
