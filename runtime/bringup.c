@@ -1,8 +1,9 @@
 /* runtime/bringup.c - stages from launch to LOADED.
  *
- * A machine without a memory of its own: bringup_advance() looks at every peer's state and does the next thing that all of them
- * allow. During PHASE_BRINGUP a failure ends the engine; during PHASE_RECOVERING it breaks the peer, and recovery.c tries
- * again. Reserves: LOAD carries the base in force, so a restarted stage comes back as small as it was told to be.
+ * A machine without a memory of its own: bringup_advance() looks at every peer's state and does the
+ * next thing that all of them allow. During PHASE_BRINGUP a failure ends the engine; during
+ * PHASE_RECOVERING it breaks the peer, and recovery.c tries again. Reserves: LOAD carries the base
+ * in force, so a restarted stage comes back as small as it was told to be.
  */
 #include "runtime/bringup.h"
 #include <inttypes.h>

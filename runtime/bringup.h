@@ -1,9 +1,11 @@
-/* runtime/bringup.h - from no process to every stage LOADED and linked; the same machine serves the start and a restart.
+/* runtime/bringup.h - from no process to every stage LOADED and linked; the same machine serves the
+ * start and a restart.
  *
  *   launch -> HELLO -> (all) LOAD -> HELD -> (all) LINK … -> GO -> LOADED -> serving
  *
- * At the start a refused LOAD makes every stage release and the plan is made again, smaller, at most three times. On a restart only
- * the stages that are down go through launch and LOAD, with the decisions of the start; all LINKs are made anew with the new epoch.
+ * At the start a refused LOAD makes every stage release and the plan is made again, smaller, at
+ * most three times. On a restart only the stages that are down go through launch and LOAD, with the
+ * decisions of the start; all LINKs are made anew with the new epoch.
  */
 #pragma once
 #include "runtime/peer.h"

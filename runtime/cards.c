@@ -1,8 +1,10 @@
-/* runtime/cards.c - VRAM, STAT, LEDGER, PLAN: fan out to the stages, gather, answer in device order.
+/* runtime/cards.c - VRAM, STAT, LEDGER, PLAN: fan out to the stages, gather, answer in device
+ * order.
  *
- * A card_command stands in its connection's order of answers; while stages owe it something they point at it, so one whose
- * connection is lost lives on without it until the last has answered. Receipts are read and written anew (nothing of a stage
- * reaches a client unchecked); STAT and LEDGER lines pass as they are after their syntax and device were checked.
+ * A card_command stands in its connection's order of answers; while stages owe it something they
+ * point at it, so one whose connection is lost lives on without it until the last has answered.
+ * Receipts are read and written anew (nothing of a stage reaches a client unchecked); STAT and
+ * LEDGER lines pass as they are after their syntax and device were checked.
  */
 #include "runtime/cards.h"
 #include <inttypes.h>

@@ -1,7 +1,9 @@
-/* runtime/cards.h - VRAM, STAT and LEDGER over the cards: who is asked, who has answered, what the answer is.
+/* runtime/cards.h - VRAM, STAT and LEDGER over the cards: who is asked, who has answered, what the
+ * answer is.
  *
- * VRAM commands are served one at a time in arrival order over all connections; the cards of one work in parallel. STAT and LEDGER are asked
- * at once. A card whose stage is being restarted answers STAT through the coordinator (state=restarting); a VRAM waits for it.
+ * VRAM commands are served one at a time in arrival order over all connections; the cards of one
+ * work in parallel. STAT and LEDGER are asked at once. A card whose stage is being restarted
+ * answers STAT through the coordinator (state=restarting); a VRAM waits for it.
  */
 #pragma once
 #include "runtime/peer.h"

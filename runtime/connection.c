@@ -1,9 +1,10 @@
 /* runtime/connection.c - reading a connection's lines, answering in order.
  *
- * Answers stand in a list in command order. A walk from its front sends what is done; it stops at the first that is not, except
- * that a pending VRAM (and what waits behind one) is passed over by those that never wait behind a VRAM. LEDGER is asked when
- * no VRAM stands before it, so it shows what the VRAM left. A connection with many unanswered commands is not read until
- * some are out: memory per connection is bounded.
+ * Answers stand in a list in command order. A walk from its front sends what is done; it stops at
+ * the first that is not, except that a pending VRAM (and what waits behind one) is passed over by
+ * those that never wait behind a VRAM. LEDGER is asked when no VRAM stands before it, so it shows
+ * what the VRAM left. A connection with many unanswered commands is not read until some are out:
+ * memory per connection is bounded.
  */
 #include "runtime/connection.h"
 #include <stdlib.h>

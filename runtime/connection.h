@@ -1,8 +1,8 @@
 /* runtime/connection.h - a controller or client: its lines, its requests, its answers in order.
  *
- * Answers to commands go out in command order; those that may pass a VRAM (PING, STAT, STOP) do. Events of requests are not
- * part of that order. A connection whose reader does not read is marked lost when its queue is full, and closed at the end of the
- * turn; its requests are cancelled then.
+ * Answers to commands go out in command order; those that may pass a VRAM (PING, STAT, STOP) do.
+ * Events of requests are not part of that order. A connection whose reader does not read is marked
+ * lost when its queue is full, and closed at the end of the turn; its requests are cancelled then.
  */
 #pragma once
 #include "runtime/engine_state.h"

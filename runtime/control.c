@@ -1,8 +1,10 @@
-/* runtime/control.c - the control socket: mode 0600, a stale one replaced, a live one respected; and its guard.
+/* runtime/control.c - the control socket: mode 0600, a stale one replaced, a live one respected;
+ * and its guard.
  *
- * A killed coordinator cannot remove its socket, so a small child process does: it holds nothing but the read end of a pipe and
- * removes the file (if it is still the same one) when the pipe ends. Between look and bind two engines of one name could meet;
- * a lock file in the runtime directory keeps them apart there, and stays.
+ * A killed coordinator cannot remove its socket, so a small child process does: it holds nothing
+ * but the read end of a pipe and removes the file (if it is still the same one) when the pipe ends.
+ * Between look and bind two engines of one name could meet; a lock file in the runtime directory
+ * keeps them apart there, and stays.
  */
 #include "runtime/control.h"
 #include <errno.h>
@@ -21,7 +23,8 @@
 #include "protocol/client.h"
 #include "runtime/connection.h"
 
-/* The whole life of the guard. Async-signal-safe calls only: it is a fork of a process that may have threads. */
+/* The whole life of the guard. Async-signal-safe calls only: it is a fork of a process that may
+ * have threads. */
 __attribute__((noreturn)) static void guard_run(const char *path, dev_t dev, ino_t ino, int fd)
 {
     char byte;

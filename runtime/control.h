@@ -1,4 +1,5 @@
-/* runtime/control.h - the control socket, and the guard process that removes it if this process is killed. */
+/* runtime/control.h - the control socket, and the guard process that removes it if this process is
+ * killed. */
 #pragma once
 #include "runtime/engine_state.h"
 

@@ -1,9 +1,11 @@
 /* runtime/engine.c - the coordinator's life and its one event loop.
  *
- * engine_open() leaves either a serving engine or nothing: every failure goes through engine_close(), which ends and reaps whatever
- * was started. A turn of the loop first settles what broke (recovery, bring-up), then sends what the scheduler wants, then polls
- * once and reads whatever is ready. Nothing is polled busily; timeouts exist only while something is owed or being ended.
- * engine_stop() writes to an eventfd, which is all that a signal handler or another thread may touch.
+ * engine_open() leaves either a serving engine or nothing: every failure goes through
+ * engine_close(), which ends and reaps whatever was started. A turn of the loop first settles what
+ * broke (recovery, bring-up), then sends what the scheduler wants, then polls once and reads
+ * whatever is ready. Nothing is polled busily; timeouts exist only while something is owed or being
+ * ended. engine_stop() writes to an eventfd, which is all that a signal handler or another thread
+ * may touch.
  */
 #include "runtime/engine.h"
 #include <errno.h>
@@ -188,7 +190,8 @@ static bool answers_pending(const struct engine *e)
     return false;
 }
 
-/* Asked to end: running requests end (or are cancelled), what was answered goes out, for a while at most if it was an order. */
+/* Asked to end: running requests end (or are cancelled), what was answered goes out, for a while at
+ * most if it was an order. */
 static bool has_ended(struct engine *e)
 {
     if (atomic_load(&e->stop))
@@ -325,7 +328,8 @@ int engine_open(struct engine **out, const struct settings *s, const struct engi
     return code;
 }
 
-/* QUIT and end of input to all, then signals; all at once, so that ending eight stages takes no longer than ending one. */
+/* QUIT and end of input to all, then signals; all at once, so that ending eight stages takes no
+ * longer than ending one. */
 static void stages_end(struct engine *e)
 {
     struct process *processes[CARDS_MAX];

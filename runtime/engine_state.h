@@ -1,7 +1,8 @@
 /* runtime/engine_state.h - the coordinator's state, and which source owns which part of it.
  *
  *   engine.c        open, attach, loop, stop, close: the one place that polls
- *   bringup.c       stages from launch to LOADED; the same machine serves a restart. links.c: their links
+ *   bringup.c       stages from launch to LOADED; the same machine serves a restart. links.c: their
+ *                   links
  *   sizing.c        what is decided at bring-up: context, KV, segments, threads (pure)
  *   peer.c          one stage: its process, its lines in and out
  *   steps.c         orders of the scheduler to lines; RAN, TOK, LOGITS to requests
@@ -11,8 +12,8 @@
  *   request.c       a tag's life; prompt.c: what PART and GEN say
  *   control.c       the control socket and the guard that removes it
  *
- * One thread. Whatever breaks is only marked where it is met (peer->broken, connection->lost) and handled once a turn, so no
- * list changes under a walk. Everything here is freed by engine_close().
+ * One thread. Whatever breaks is only marked where it is met (peer->broken, connection->lost) and
+ * handled once a turn, so no list changes under a walk. Everything here is freed by engine_close().
  */
 #pragma once
 #include <stdatomic.h>

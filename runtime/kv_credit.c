@@ -1,8 +1,8 @@
 /* runtime/kv_credit.c - reference-counted block credits.
  *
- * Owns two arrays per credit and one per holding, all sized at open; taking, sharing and letting go allocate nothing.
- * Block numbers mean nothing outside: a stage numbers its own. Callers keep n within n_max (asserted: it is our own
- * arithmetic, never a peer's number).
+ * Owns two arrays per credit and one per holding, all sized at open; taking, sharing and letting go
+ * allocate nothing. Block numbers mean nothing outside: a stage numbers its own. Callers keep n
+ * within n_max (asserted: it is our own arithmetic, never a peer's number).
  */
 #include "runtime/kv_credit.h"
 #include <assert.h>

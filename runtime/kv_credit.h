@@ -1,9 +1,10 @@
-/* runtime/kv_credit.h - the coordinator's own count of KV blocks: what may be promised to a sequence.
+/* runtime/kv_credit.h - the coordinator's own count of KV blocks: what may be promised to a
+ * sequence.
  *
- * Every stage pages the KV of its layers in blocks of the same number of positions, so one count serves all stages: the
- * smallest kv_blocks any of them holds. The count is kept as blocks with reference counts, the way a stage keeps them: a
- * fork shares whole blocks and gets its own copy of a partial one. So the sum can never promise what a stage has not.
- * Pure; one owner.
+ * Every stage pages the KV of its layers in blocks of the same number of positions, so one count
+ * serves all stages: the smallest kv_blocks any of them holds. The count is kept as blocks with
+ * reference counts, the way a stage keeps them: a fork shares whole blocks and gets its own copy of
+ * a partial one. So the sum can never promise what a stage has not. Pure; one owner.
  */
 #pragma once
 #include <stdbool.h>

@@ -1,8 +1,9 @@
 /* runtime/launch.c - expands the launch template.
  *
- * Everything is built before the fork, in one owned text, because a child of a process with threads may only exec. Values
- * that reach a shell are quoted; a host and a card's name were checked by the settings. The executable is looked for beside this
- * program (/proc/self/exe), so that a build tree and an installation both find their own.
+ * Everything is built before the fork, in one owned text, because a child of a process with threads
+ * may only exec. Values that reach a shell are quoted; a host and a card's name were checked by the
+ * settings. The executable is looked for beside this program (/proc/self/exe), so that a build tree
+ * and an installation both find their own.
  */
 #include "runtime/launch.h"
 #include <inttypes.h>

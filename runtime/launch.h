@@ -1,8 +1,9 @@
 /* runtime/launch.h - the command that starts a card's stage, from the launch template.
  *
- * The default "{stage}" starts the stage's executable beside this program directly. Any other template is a shell command, run by
- * /bin/sh -c "exec …": {stage} becomes the quoted executable with its arguments, {host} the card's host, {card} its name (cpu:0).
- * A template without {stage} names another program that speaks the stage dialect.
+ * The default "{stage}" starts the stage's executable beside this program directly. Any other
+ * template is a shell command, run by /bin/sh -c "exec …": {stage} becomes the quoted executable
+ * with its arguments, {host} the card's host, {card} its name (cpu:0). A template without {stage}
+ * names another program that speaks the stage dialect.
  */
 #pragma once
 #include "runtime/settings.h"

@@ -1,8 +1,8 @@
 /* runtime/links.c - the exchange of LINK lines between neighbours, once per epoch.
  *
- * Who receives listens first and says where and by which key; then who sends is told. The addresses and keys are the stages' own
- * and pass through unread, except that they must be short. Stage i feeds stage i+1; sampled ids go from the last to the first. A
- * stage alone needs no link.
+ * Who receives listens first and says where and by which key; then who sends is told. The addresses
+ * and keys are the stages' own and pass through unread, except that they must be short. Stage i
+ * feeds stage i+1; sampled ids go from the last to the first. A stage alone needs no link.
  */
 #include <string.h>
 #include <unistd.h>

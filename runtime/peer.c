@@ -1,8 +1,9 @@
 /* runtime/peer.c - a stage's process and its lines.
  *
- * Owns the process and the channel of each peer. A line is parsed once and handed to the source that it concerns; whatever breaks
- * the grammar (no verb, a bad number, a line too long, a state in which it cannot be said) breaks the peer. The stage's stderr goes to
- * the log line by line, and its last line is kept: it is often the reason of a death.
+ * Owns the process and the channel of each peer. A line is parsed once and handed to the source
+ * that it concerns; whatever breaks the grammar (no verb, a bad number, a line too long, a state in
+ * which it cannot be said) breaks the peer. The stage's stderr goes to the log line by line, and
+ * its last line is kept: it is often the reason of a death.
  */
 #include "runtime/peer.h"
 #include <errno.h>
@@ -156,7 +157,8 @@ static bool verb_is_one(const char *verb)
     return verb[0] != '\0' && verb[strspn(verb, "ABCDEFGHIJKLMNOPQRSTUVWXYZ-")] == '\0';
 }
 
-/* STAT and LEDGER lines are passed on as they are, so they are looked at before parsing cuts them. */
+/* STAT and LEDGER lines are passed on as they are, so they are looked at before parsing cuts
+ * them. */
 static bool passed_on(struct engine *e, const char *line)
 {
     bool is_stat = strncmp(line, "STAT ", 5) == 0;
@@ -267,7 +269,8 @@ void peer_exited(struct engine *e, struct peer *p)
     lines_take(e, p);
     if (p->broken)
         return;
-    /* One that closed its output but lives is ended, so that its last words and its status are there. */
+    /* One that closed its output but lives is ended, so that its last words and its status are
+     * there. */
     for (int i = 0; i < 50 && !process_is_dead(process, how, sizeof how); i++) {
         struct timespec pause = {.tv_nsec = 2000000};
         (void)nanosleep(&pause, NULL);

@@ -1,7 +1,8 @@
 /* runtime/peer.h - one stage as the coordinator sees it: its process, its channel, its state.
  *
- * What a stage says is not trusted: numbers are checked, and a line that breaks the grammar breaks the stage (peer_break). A
- * broken peer is only marked; the engine's turn closes it and recovers. Unknown well-formed lines are ignored, as readers of replies do.
+ * What a stage says is not trusted: numbers are checked, and a line that breaks the grammar breaks
+ * the stage (peer_break). A broken peer is only marked; the engine's turn closes it and recovers.
+ * Unknown well-formed lines are ignored, as readers of replies do.
  */
 #pragma once
 #include "runtime/engine_state.h"
@@ -21,6 +22,7 @@ void peer_readable(struct engine *e, struct peer *p);
 void peer_stderr_readable(struct engine *e, struct peer *p);
 /* Its process ended or its pipes did: what it still wrote is read first, then it is broken. */
 void peer_exited(struct engine *e, struct peer *p);
-/* Every turn: one that could not be written to is looked at; one that owes something and is silent gets a PING, and is broken if it does not answer. */
+/* Every turn: one that could not be written to is looked at; one that owes something and is silent
+ * gets a PING, and is broken if it does not answer. */
 void peer_watch(struct engine *e, struct peer *p, uint64_t now);
 const char *peer_state_name(enum peer_state state);

@@ -1,8 +1,10 @@
-/* runtime/prompt.c - what PART, GEN and SCORE say: ids, texts and turns to a prompt, and the settings of a request.
+/* runtime/prompt.c - what PART, GEN and SCORE say: ids, texts and turns to a prompt, and the
+ * settings of a request.
  *
- * A refused line leaves everything as it was, the parts gathered so far included. Text is decoded into the engine's scratch (a
- * line bounds it) and ids into scratch_ids, which holds a context and a line's worth of ids more, so that a prompt that is too long
- * is refused with its true length. Control tokens are recognised in role-less text only.
+ * A refused line leaves everything as it was, the parts gathered so far included. Text is decoded
+ * into the engine's scratch (a line bounds it) and ids into scratch_ids, which holds a context and
+ * a line's worth of ids more, so that a prompt that is too long is refused with its true length.
+ * Control tokens are recognised in role-less text only.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -185,7 +187,8 @@ static int stops_read(struct engine *e, const struct message *m, struct request 
     return 0;
 }
 
-/* Adds what the line itself brings and the answer's opening, and hands the whole to the scheduler. */
+/* Adds what the line itself brings and the answer's opening, and hands the whole to the
+ * scheduler. */
 static int submit(struct engine *e, struct request *r, const struct message *m, uint64_t max_new,
                   uint32_t top, struct error *err)
 {

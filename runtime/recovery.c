@@ -1,9 +1,11 @@
 /* runtime/recovery.c - what a stage's death costs: a little time, no token.
  *
- * The epoch rises, whatever was in flight is forgotten, every live sequence will be run again as a prompt over all tokens known,
- * and bringup.c starts what is down and makes the links anew. Stages that live keep their caches. Each recovery counts against the
- * requests that were running; one whose count passes stage_attempts fails with the stage's words. A restart that fails is tried
- * again with growing pauses, and then counts against the waiting ones as well, so that nobody waits for ever.
+ * The epoch rises, whatever was in flight is forgotten, every live sequence will be run again as a
+ * prompt over all tokens known, and bringup.c starts what is down and makes the links anew. Stages
+ * that live keep their caches. Each recovery counts against the requests that were running; one
+ * whose count passes stage_attempts fails with the stage's words. A restart that fails is tried
+ * again with growing pauses, and then counts against the waiting ones as well, so that nobody waits
+ * for ever.
  */
 #include "runtime/recovery.h"
 #include "runtime/bringup.h"

@@ -1,9 +1,10 @@
 /* runtime/request.c - a tag's life and its events.
  *
- * A request belongs to its connection and is freed by its DONE, or with the connection. From GEN to its end the scheduler holds a
- * sequence for it. At the last token the sequence ends at once (nothing more is run for it), but DONE waits a moment until every stage has
- * reported that step, so that hits= and lookups= are whole. After a replay nothing is said twice: prompt progress, scored positions
- * and tokens go on where they were.
+ * A request belongs to its connection and is freed by its DONE, or with the connection. From GEN to
+ * its end the scheduler holds a sequence for it. At the last token the sequence ends at once
+ * (nothing more is run for it), but DONE waits a moment until every stage has reported that step,
+ * so that hits= and lookups= are whole. After a replay nothing is said twice: prompt progress,
+ * scored positions and tokens go on where they were.
  */
 #include "runtime/request.h"
 #include <stdlib.h>

@@ -24,7 +24,8 @@ static inline bool request_is_active(const struct request *r)
     return r->state != REQUEST_PARTS;
 }
 
-/* prompt.c: what the requests say. Errors are for the caller to answer; the state is then unchanged. */
+/* prompt.c: what the requests say. Errors are for the caller to answer; the state is then
+ * unchanged. */
 int prompt_part(struct engine *e, struct connection *c, const struct message *m, struct error *err);
 int prompt_generate(struct engine *e, struct connection *c, const struct message *m,
                     struct error *err);

@@ -1,12 +1,14 @@
 /* runtime/scheduler.c - sequences: admission by KV credit, donors and forks, results, resets.
  *
- * Owns every sequence from submit() to its drop, the table of steps in flight and the count of KV blocks. Orders that must go
- * before the next step (START, FORK, DROP) wait in a small ring; admission runs only when it is empty, so a sequence number is
- * never reused before its DROP was handed out, and the ring can hold every slot's DROP plus one START and one FORK.
+ * Owns every sequence from submit() to its drop, the table of steps in flight and the count of KV
+ * blocks. Orders that must go before the next step (START, FORK, DROP) wait in a small ring;
+ * admission runs only when it is empty, so a sequence number is never reused before its DROP was
+ * handed out, and the ring can hold every slot's DROP plus one START and one FORK.
  *
- * Donors give way whenever admission lacks blocks or numbers, least recently used first. The donor to be forked goes last: if
- * even its own blocks are needed, only whole blocks are shared and it is dropped right after the fork, so that no stage needs a
- * copy of a partial block that was not counted.
+ * Donors give way whenever admission lacks blocks or numbers, least recently used first. The donor
+ * to be forked goes last: if even its own blocks are needed, only whole blocks are shared and it is
+ * dropped right after the fork, so that no stage needs a copy of a partial block that was not
+ * counted.
  */
 #include "runtime/scheduler_internal.h"
 #include <assert.h>
@@ -30,7 +32,8 @@ static void list_remove(struct seq_list *l, struct sched_seq *q)
     l->n--;
 }
 
-/* Keeps the waiting list in order of submission: a sequence put back after a reset stands before later ones. */
+/* Keeps the waiting list in order of submission: a sequence put back after a reset stands before
+ * later ones. */
 static void list_insert_ordered(struct seq_list *l, struct sched_seq *q)
 {
     struct sched_seq *after = l->last;
@@ -207,8 +210,8 @@ static uint32_t slot_take(struct scheduler *s)
     return 0;
 }
 
-/* Frees donors until `need` blocks and a slot are there. *donor and *n say what can still be forked; *spent: the donor must be dropped
- * after the fork. false: live sequences hold too much. */
+/* Frees donors until `need` blocks and a slot are there. *donor and *n say what can still be
+ * forked; *spent: the donor must be dropped after the fork. false: live sequences hold too much. */
 static bool room_make(struct scheduler *s, uint32_t total, struct sched_seq **donor, uint32_t *n,
                       bool *spent)
 {
@@ -337,7 +340,8 @@ void scheduler_end(struct scheduler *s, struct sched_seq *q, uint64_t last_step)
     q->owner = NULL;
     q->last_step = NULL;
     q->turn = ++s->turn;
-    /* An overrun row may have stored one position more than is known: it keeps its block, but nobody shares it. */
+    /* An overrun row may have stored one position more than is known: it keeps its block, but
+     * nobody shares it. */
     kv_trim(&s->credit, &q->holding, blocks_for(s, q->n_fed));
     if (q->n_tokens > q->n_fed)
         q->n_tokens = q->n_fed;

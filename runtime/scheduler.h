@@ -1,17 +1,25 @@
-/* runtime/scheduler.h - what to run next: sequences, prompt chunks, micro-batches, KV credits, prefix reuse.
+/* runtime/scheduler.h - what to run next: sequences, prompt chunks, micro-batches, KV credits,
+ * prefix reuse.
  *
- * Pure: no process, no clock, no descriptor. The engine submits sequences, asks for orders and sends each to every stage in
- * the order given (FORK, DROP and steps take their place in one order), and reports the tokens and the steps' ends.
+ * Pure: no process, no clock, no descriptor. The engine submits sequences, asks for orders and
+ * sends each to every stage in the order given (FORK, DROP and steps take their place in one
+ * order), and reports the tokens and the steps' ends.
  *
- *   admission   first come, first served, at most `parallel`; a sequence starts when blocks for all its positions are promised
- *   prompt      chunks of at most `chunk` rows, each a step of its own; chunk k+1 may be in flight before k is answered
- *   decode      one row a sequence; with n sequences and S stages, S groups of about n/S rows are in flight
- *   run-ahead   the next row of a sequence may name the token of a step still in flight (@step.row); what overran an end is
- *               discarded here: a token that comes for an ended sequence belongs to nobody
- *   donors      an ended sequence stays while nobody needs its blocks; a new one forks the longest common prefix
+ *   admission   first come, first served, at most `parallel`; a sequence starts when blocks for all
+ *               its positions are promised
+ *   prompt      chunks of at most `chunk` rows, each a step of its own; chunk k+1 may be in flight
+ *               before k is answered
+ *   decode      one row a sequence; with n sequences and S stages, S groups of about n/S rows are
+ *               in flight
+ *   run-ahead   the next row of a sequence may name the token of a step still in flight
+ *               (@step.row); what overran an end is discarded here: a token that comes for an ended
+ *               sequence belongs to nobody
+ *   donors      an ended sequence stays while nobody needs its blocks; a new one forks the longest
+ *               common prefix
  *
- * Prompt steps and decode steps alternate when both wait. Lifetime: a sequence given back by submit() is the scheduler's; the
- * caller may use it until scheduler_end(). Nothing is allocated after submit().
+ * Prompt steps and decode steps alternate when both wait. Lifetime: a sequence given back by
+ * submit() is the scheduler's; the caller may use it until scheduler_end(). Nothing is allocated
+ * after submit().
  */
 #pragma once
 #include <stdbool.h>
@@ -85,13 +93,14 @@ struct scheduler;
 int scheduler_open(struct scheduler **s, const struct sched_shape *shape, struct error *err);
 void scheduler_close(struct scheduler *s);
 
-/* Queues a sequence: a copy of the prompt, n_max positions in all at most (prompt included; clipped to the context). `top` > 0
- * scores the prompt. EBB_ERANGE: can never fit; EBB_ENOMEM. */
+/* Queues a sequence: a copy of the prompt, n_max positions in all at most (prompt included; clipped
+ * to the context). `top` > 0 scores the prompt. EBB_ERANGE: can never fit; EBB_ENOMEM. */
 int scheduler_submit(struct scheduler *s, void *owner, const int32_t *prompt, uint32_t n_prompt,
                      uint32_t n_max, uint32_t top, struct sched_seq **out, struct error *err);
 
-/* The sequence's request is over. last_step: the id of the step whose hits still count for the owner, 0 none. The sequence
- * becomes a donor or is dropped; the pointer must not be used afterwards. */
+/* The sequence's request is over. last_step: the id of the step whose hits still count for the
+ * owner, 0 none. The sequence becomes a donor or is dropped; the pointer must not be used
+ * afterwards. */
 void scheduler_end(struct scheduler *s, struct sched_seq *seq, uint64_t last_step);
 
 /* The owner is gone for good: no run in flight is charged to it any more. */
@@ -101,15 +110,17 @@ void scheduler_forget(struct scheduler *s, const void *owner);
 bool scheduler_next(struct scheduler *s, struct sched_order *out);
 
 struct sched_step *scheduler_step(struct scheduler *s, uint64_t id); /* in flight, else NULL */
-/* A sampled token. EBB_EPEER: no such step or row, or it came before. *seq NULL: it overran an end, discard. */
+/* A sampled token. EBB_EPEER: no such step or row, or it came before. *seq NULL: it overran an end,
+ * discard. */
 int scheduler_token(struct scheduler *s, struct sched_step *step, uint32_t row, int32_t id,
                     struct sched_seq **seq, struct error *err);
-/* Stage `stage` has run the step. true: all have, and its tokens came; the caller looks at its runs, then retires it. */
+/* Stage `stage` has run the step. true: all have, and its tokens came; the caller looks at its
+ * runs, then retires it. */
 bool scheduler_ran(struct scheduler *s, struct sched_step *step, uint32_t stage);
 void scheduler_retire(struct scheduler *s, struct sched_step *step);
 
-/* The stages have forgotten everything: steps in flight and donors are gone, live sequences wait at the front to be run again from
- * position 0 over all tokens known so far. */
+/* The stages have forgotten everything: steps in flight and donors are gone, live sequences wait at
+ * the front to be run again from position 0 over all tokens known so far. */
 void scheduler_reset(struct scheduler *s);
 
 struct sched_counts {

@@ -1,7 +1,8 @@
-/* runtime/scheduler_internal.h - the scheduler's own state, shared by its two sources: scheduler.c (sequences, admission,
- * donors, results) and scheduler_step.c (what goes into the next step).
+/* runtime/scheduler_internal.h - the scheduler's own state, shared by its two sources: scheduler.c
+ * (sequences, admission, donors, results) and scheduler_step.c (what goes into the next step).
  *
- * Three lists hold every sequence: waiting (in order), live, donors. Steps live in a fixed table; ids only grow.
+ * Three lists hold every sequence: waiting (in order), live, donors. Steps live in a fixed table;
+ * ids only grow.
  */
 #pragma once
 #include "runtime/scheduler.h"

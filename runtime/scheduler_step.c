@@ -1,13 +1,16 @@
 /* runtime/scheduler_step.c - what goes into the next step.
  *
- * A step is either one prompt chunk of one sequence or one row each of several decoding sequences. How many may be in flight:
- * 2 * S with run-ahead (each of S groups has one step running and one queued at the first stage), S + 1 without; prompt steps S + 1.
+ * A step is either one prompt chunk of one sequence or one row each of several decoding sequences.
+ * How many may be in flight: 2 * S with run-ahead (each of S groups has one step running and one
+ * queued at the first stage), S + 1 without; prompt steps S + 1.
  *
- * Decode groups. With n decoding sequences and S stages a group has ceil(n / S) rows. Sequences whose token is in flight form a
- * group with those of the same step: run-ahead keeps them together, because a step that waits for two others could run only when
- * both are through the whole pipeline, and the stages would stand idle between. Sequences with nothing in flight ("fresh") start a
- * group of their own while there are fewer than S; then they join the group that was served longest ago. Prompts end one by one, each a
- * group of its own: while there are more than S, none runs ahead, so that the next to answer are fresh and join.
+ * Decode groups. With n decoding sequences and S stages a group has ceil(n / S) rows. Sequences
+ * whose token is in flight form a group with those of the same step: run-ahead keeps them together,
+ * because a step that waits for two others could run only when both are through the whole pipeline,
+ * and the stages would stand idle between. Sequences with nothing in flight ("fresh") start a group
+ * of their own while there are fewer than S; then they join the group that was served longest ago.
+ * Prompts end one by one, each a group of its own: while there are more than S, none runs ahead, so
+ * that the next to answer are fresh and join.
  */
 #include "runtime/scheduler_internal.h"
 #include <assert.h>

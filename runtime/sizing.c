@@ -1,9 +1,10 @@
 /* runtime/sizing.c - the decisions of bring-up.
  *
- * KV: context * parallel where it takes no more than a quarter of what the tightest card has left beside its dense weights; else
- * the largest that does, one context at least. Segments: 512 MiB unless a card cannot hold two of them beside the rest; then
- * the largest power of two of which about eight fit. The workspace is only guessed here (rows of every buffer that a step
- * needs); the guess decides nothing but these two roundings.
+ * KV: context * parallel where it takes no more than a quarter of what the tightest card has left
+ * beside its dense weights; else the largest that does, one context at least. Segments: 512 MiB
+ * unless a card cannot hold two of them beside the rest; then the largest power of two of which
+ * about eight fit. The workspace is only guessed here (rows of every buffer that a step needs); the
+ * guess decides nothing but these two roundings.
  */
 #include "runtime/sizing.h"
 #include <inttypes.h>
@@ -133,8 +134,8 @@ static int context_choose(struct sizes *z, const struct settings *s, const struc
     return 0;
 }
 
-/* Each attempt takes one step: half the KV, then one context of it, then a quarter of the chunk's rows. A KV size that was asked for
- * stays. */
+/* Each attempt takes one step: half the KV, then one context of it, then a quarter of the chunk's
+ * rows. A KV size that was asked for stays. */
 static int shrink(struct sizes *z, const struct settings *s, uint32_t attempt, struct error *err)
 {
     for (uint32_t step = 1; step <= attempt; step++) {

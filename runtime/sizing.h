@@ -1,7 +1,9 @@
-/* runtime/sizing.h - what the coordinator decides before LOAD: context, KV positions, segment size, chunk, threads.
+/* runtime/sizing.h - what the coordinator decides before LOAD: context, KV positions, segment size,
+ * chunk, threads.
  *
- * Pure arithmetic on the model's geometry, the plan and what each card's HELLO says. It only chooses; whether it fits is for the
- * stage to say, which knows its driver. Given values are taken as they are.
+ * Pure arithmetic on the model's geometry, the plan and what each card's HELLO says. It only
+ * chooses; whether it fits is for the stage to say, which knows its driver. Given values are taken
+ * as they are.
  */
 #pragma once
 #include "runtime/model/model.h"
@@ -14,16 +16,17 @@ struct sizes {
     bool kv_is_f32;
 };
 
-/* total_mib: [plan->n_stages], of the cards. attempt 0; each later one asks for less (KV, then rows of a chunk). EBB_ERANGE:
- * values that exclude each other. EBB_EAGAIN: attempt > 0 and nothing is left to make smaller. */
+/* total_mib: [plan->n_stages], of the cards. attempt 0; each later one asks for less (KV, then rows
+ * of a chunk). EBB_ERANGE: values that exclude each other. EBB_EAGAIN: attempt > 0 and nothing is
+ * left to make smaller. */
 int sizing_choose(struct sizes *out, const struct settings *s, const struct model *m,
                   const struct plan *plan, const uint64_t *total_mib, uint32_t attempt,
                   struct error *err);
 
 /* Bytes of a stage's tensors that are not experts. */
 uint64_t sizing_dense_bytes(const struct model *m, const struct plan *plan, uint32_t stage);
-/* --vram-mib of a card: as given; 0 where the stage's own default serves; a share of this machine's memory where several CPU cards of one host
- * were given none. */
+/* --vram-mib of a card: as given; 0 where the stage's own default serves; a share of this machine's
+ * memory where several CPU cards of one host were given none. */
 uint64_t sizing_vram_mib(const struct settings *s, const struct card_setting *card,
                          uint64_t available_mib);
 uint64_t sizing_available_mib(void); /* MemAvailable */

@@ -1,8 +1,9 @@
 /* runtime/steps.c - orders out, results in.
  *
- * Every order goes to every stage in the same sequence, so FORK, DROP and steps have one order everywhere. Lines are built in
- * one preallocated buffer; the token path allocates nothing. Results carry epoch and step: those of an old epoch are dropped,
- * anything else that does not match what is in flight breaks the stage that said it.
+ * Every order goes to every stage in the same sequence, so FORK, DROP and steps have one order
+ * everywhere. Lines are built in one preallocated buffer; the token path allocates nothing. Results
+ * carry epoch and step: those of an old epoch are dropped, anything else that does not match what
+ * is in flight breaks the stage that said it.
  */
 #include "runtime/steps.h"
 #include <inttypes.h>

@@ -1,4 +1,5 @@
-/* runtime/steps.h - the scheduler's orders as lines to the stages, and their answers as tokens of requests. */
+/* runtime/steps.h - the scheduler's orders as lines to the stages, and their answers as tokens of
+ * requests. */
 #pragma once
 #include "runtime/peer.h"
 
@@ -7,5 +8,6 @@ void steps_ran(struct engine *e, struct peer *p, const struct message *m);
 void steps_tokens(struct engine *e, struct peer *p, const struct message *m);
 void steps_logits(struct engine *e, struct peer *p, const struct message *m);
 void steps_ordered(struct engine *e, struct peer *p, const struct message *m); /* FORKED, DROPPED */
-/* `ERR step:<epoch>.<step> …`: the step cannot run there; or `ERR fork:<seq> …`, `ERR drop:<seq> …`. */
+/* `ERR step:<epoch>.<step> …`: the step cannot run there; or `ERR fork:<seq> …`, `ERR drop:<seq>
+ * …`. */
 void steps_refused(struct engine *e, struct peer *p, const char *tag, const struct error *said);

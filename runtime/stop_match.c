@@ -1,7 +1,8 @@
 /* runtime/stop_match.c - stop strings over a stream of bytes.
  *
- * `held` has two parts while a call's output is in use: the bytes let out by the last feed stand at its front and are cut off
- * by the next. At most the longest stop string less one byte stays held between calls, so the plain search is short.
+ * `held` has two parts while a call's output is in use: the bytes let out by the last feed stand at
+ * its front and are cut off by the next. At most the longest stop string less one byte stays held
+ * between calls, so the plain search is short.
  */
 #include "runtime/stop_match.h"
 #include <stdlib.h>

@@ -1,7 +1,9 @@
-/* runtime/stop_match.h - where a text ends: stop strings matched over the decoded bytes, across token borders.
+/* runtime/stop_match.h - where a text ends: stop strings matched over the decoded bytes, across
+ * token borders.
  *
- * Bytes go in piece by piece; out come bytes that can no longer be part of a stop string. What could still become one is
- * held back. Pure. Lifetime: stop strings are copied at add; nothing is allocated afterwards except when a piece is larger than any before.
+ * Bytes go in piece by piece; out come bytes that can no longer be part of a stop string. What
+ * could still become one is held back. Pure. Lifetime: stop strings are copied at add; nothing is
+ * allocated afterwards except when a piece is larger than any before.
  */
 #pragma once
 #include <stdbool.h>
@@ -21,8 +23,9 @@ struct stop_match {
 void stop_match_close(struct stop_match *m);
 int stop_match_add(struct stop_match *m, const char *string, size_t n_bytes, struct error *err);
 
-/* Takes a piece. *out (valid until the next call) are the bytes let out, *n_out how many. true: a stop string was met; out is what
- * stands before it, and nothing is held any more. EBB_ENOMEM comes as true with nothing let out. */
+/* Takes a piece. *out (valid until the next call) are the bytes let out, *n_out how many. true: a
+ * stop string was met; out is what stands before it, and nothing is held any more. EBB_ENOMEM comes
+ * as true with nothing let out. */
 bool stop_match_feed(struct stop_match *m, const char *piece, size_t n_bytes, const char **out,
                      size_t *n_out);
 /* The end without a match: what was held. */

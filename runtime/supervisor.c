@@ -1,8 +1,9 @@
 /* runtime/supervisor.c - fork, exec, watch, kill, reap.
  *
- * Between fork and exec only async-signal-safe calls are made, because the coordinator may have another thread. Failure of exec
- * comes back over a fourth pipe that closes by itself when exec succeeds. Every descriptor here is close-on-exec, and the child
- * marks all others so as well: no stage may hold another's pipe open, or its end of input would never come.
+ * Between fork and exec only async-signal-safe calls are made, because the coordinator may have
+ * another thread. Failure of exec comes back over a fourth pipe that closes by itself when exec
+ * succeeds. Every descriptor here is close-on-exec, and the child marks all others so as well: no
+ * stage may hold another's pipe open, or its end of input would never come.
  */
 #include "runtime/supervisor.h"
 #include <errno.h>

@@ -1,8 +1,10 @@
-/* runtime/supervisor.h - child processes: start one with pipes, learn of its death, end it for certain.
+/* runtime/supervisor.h - child processes: start one with pipes, learn of its death, end it for
+ * certain.
  *
- * A child leads a process group of its own (the terminal's Ctrl-C is the coordinator's to handle), inherits three descriptors and no other,
- * and is killed by the kernel when the thread that started it dies. Its stderr comes through a pipe too, so that its last words
- * can be told. Threads: start and end a process on one thread.
+ * A child leads a process group of its own (the terminal's Ctrl-C is the coordinator's to handle),
+ * inherits three descriptors and no other, and is killed by the kernel when the thread that started
+ * it dies. Its stderr comes through a pipe too, so that its last words can be told. Threads: start
+ * and end a process on one thread.
  */
 #pragma once
 #include <stdbool.h>
@@ -25,5 +27,6 @@ bool process_is_dead(
     size_t capacity); /* reaps; `how`: "exited with status 3", "killed by signal 9" */
 void process_signal(const struct process *p, int signal); /* to its whole group */
 void process_close_fds(struct process *p);
-/* Waits up to wait_ms for all to die by themselves, then SIGTERM and term_ms, then SIGKILL; all are reaped afterwards. */
+/* Waits up to wait_ms for all to die by themselves, then SIGTERM and term_ms, then SIGKILL; all are
+ * reaped afterwards. */
 void process_end_all(struct process **processes, size_t n, int wait_ms, int term_ms);

@@ -1,12 +1,17 @@
-/* tests/fake_stage.c - a stage without a model: speaks the stage dialect and samples by a fixed rule.
+/* tests/fake_stage.c - a stage without a model: speaks the stage dialect and samples by a fixed
+ * rule.
  *
- * The token after a position is a hash of all tokens up to there, so whatever the coordinator does with batches, chunks, forks, replays
- * and run-ahead, a sequence's tokens are the same, and a wrong history shows at once. Every stage of a run computes for itself; links are
- * only talked about. KV is counted as a real stage counts it (blocks by reference, copy on write): a step that lacks a block
- * is refused. Options make it misbehave; --only limits that to one card, --once to the first time (it makes the file).
+ * The token after a position is a hash of all tokens up to there, so whatever the coordinator does
+ * with batches, chunks, forks, replays and run-ahead, a sequence's tokens are the same, and a wrong
+ * history shows at once. Every stage of a run computes for itself; links are only talked about. KV
+ * is counted as a real stage counts it (blocks by reference, copy on write): a step that lacks a
+ * block is refused. Options make it misbehave; --only limits that to one card, --once to the first
+ * time (it makes the file).
  *
- *   --card NAME --only NAME --once FILE --die-after N --garbage-after N --mute-after N (steps) --slow-us N --refuse-loads N
- *   --total-mib N --kv-blocks N --block-tokens N --end-at POS --end-id ID --log FILE (every line that came)
+ *   --card NAME --only NAME --once FILE --die-after N --garbage-after N --mute-after N (steps)
+ *   --slow-us N --refuse-loads N
+ *   --total-mib N --kv-blocks N --block-tokens N --end-at POS --end-id ID --log FILE (every line
+ *   that came)
  */
 #include <fcntl.h>
 #include <inttypes.h>
@@ -90,7 +95,8 @@ static uint64_t bare(size_t i)
     return v;
 }
 
-/* Now is the time to misbehave: N steps are done, this is the card, and it did not happen before. */
+/* Now is the time to misbehave: N steps are done, this is the card, and it did not happen
+ * before. */
 static bool is_time(uint64_t after)
 {
     if (after == 0 || s.n_steps < after || (opt.only != NULL && strcmp(opt.only, opt.card) != 0))

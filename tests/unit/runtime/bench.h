@@ -1,4 +1,5 @@
-/* tests/unit/runtime/bench.h - an engine in a thread, over fake stages, with a controller at the other end of a socketpair.
+/* tests/unit/runtime/bench.h - an engine in a thread, over fake stages, with a controller at the
+ * other end of a socketpair.
  *
  * Every line the controller gets is kept in order; tests look for lines by their beginning.
  */
@@ -26,7 +27,8 @@ struct bench {
     char log[8192];
 };
 
-/* Settings for n cards whose stages are fakes with these options; change b->s before bench_start(). */
+/* Settings for n cards whose stages are fakes with these options; change b->s before
+ * bench_start(). */
 void bench_init(struct bench *b, uint32_t n_cards, const char *options);
 void bench_start(
     struct bench *b); /* waits for READY; fails the test when the engine does not come up */

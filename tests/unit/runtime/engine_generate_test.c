@@ -1,4 +1,5 @@
-/* Generation through the whole coordinator over fake stages: the tokens of a sequence depend on its history and on nothing else. */
+/* Generation through the whole coordinator over fake stages: the tokens of a sequence depend on its
+ * history and on nothing else. */
 #include "bench.h"
 #include <criterion/criterion.h>
 #include <string.h>
@@ -170,7 +171,8 @@ Test(generate, a_repeated_prompt_reuses_what_was_computed)
     (void)bench_wait(&b, 0, "RESUME b reused=99");
     (void)bench_wait(&b, 0, "DONE b length generated=20 prompt=100 reused=99 ");
     bench_expect(&b, "b", prompts[1], 100, 20);
-    /* A longer one: everything that the other knew, generated tokens included, up to where they differ. */
+    /* A longer one: everything that the other knew, generated tokens included, up to where they
+     * differ. */
     bench_generate(&b, "c", 20, 100, 140, prompts[2], "");
     (void)bench_wait(&b, 0, "RESUME c reused=100");
     (void)bench_wait(&b, 0, "DONE c ");
@@ -180,7 +182,8 @@ Test(generate, a_repeated_prompt_reuses_what_was_computed)
 
 Test(generate, scarce_kv_makes_requests_wait_and_never_fails_a_step)
 {
-    /* 130 blocks of 16 positions: one context of 2048 and a little. A stage refuses a step for which it lacks a block. */
+    /* 130 blocks of 16 positions: one context of 2048 and a little. A stage refuses a step for
+     * which it lacks a block. */
     bench_init(&b, 2, "--kv-blocks 130");
     b.s.parallel = 8;
     bench_start(&b);

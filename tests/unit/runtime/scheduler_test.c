@@ -300,7 +300,8 @@ Test(scheduler, after_a_reset_every_live_sequence_is_run_again_over_all_its_toke
     scheduler_close(s);
 }
 
-/* Random submissions, ends and answers: the count always adds up, nothing is starved, every sequence reaches its length. */
+/* Random submissions, ends and answers: the count always adds up, nothing is starved, every
+ * sequence reaches its length. */
 Test(scheduler, random_lives_never_break_the_count)
 {
     static struct sched_seq *live[400];

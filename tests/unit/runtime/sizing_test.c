@@ -1,4 +1,5 @@
-/* What bring-up decides, from a model's geometry and the cards' sizes; and how a stage is launched. */
+/* What bring-up decides, from a model's geometry and the cards' sizes; and how a stage is
+ * launched. */
 #include "runtime/sizing.h"
 #include <criterion/criterion.h>
 #include <string.h>
