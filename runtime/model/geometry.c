@@ -1,15 +1,13 @@
 /* runtime/model/geometry.c - the numbers of a model, from its metadata keys.
  *
  * Owns nothing. Every number is checked against a range before it is used to size or index
- * anything; a combination that the forward pass here would compute differently from what the file
- * means (scaled rotation, sliding windows, another router function) is refused by key, never
- * ignored. The limits are those of the kernels' contract (kernels/kernels.h), which this room may
- * not include.
+ * anything; a key that means something the forward pass here would compute differently (a window,
+ * a cap on scores, another router function) is refused by name, never ignored: see `neutral`. The
+ * limits are those of the kernels' contract (kernels/kernels.h), which this room may not include.
  */
 #include <math.h>
 #include <string.h>
-#include "runtime/model/arch.h"
-#include "runtime/model/show.h"
+#include "runtime/model/keys.h"
 
 enum {
     LAYERS_MAX = 4096,
@@ -21,47 +19,69 @@ enum {
     CONTEXT_MAX = 1 << 28,
 };
 
-enum presence { REQUIRED, OPTIONAL };
-
-struct keys {
-    const struct arch *arch;
-    const struct gguf *g;
-    struct error *err;
-    char key[128]; /* the last one asked for, with its prefix */
+/* Keys that change what is computed, in ways not computed here, with the value that changes
+ * nothing. A file may have them with that value. */
+static const struct {
+    const char *name;
+    float value;      /* of a number */
+    bool is_bool, on; /* or of a truth */
+    const char *what; /* it is, for the message */
+} neutral[] = {
+    {"attn_logit_softcapping", 0, false, false, "no cap on attention's scores"},
+    {"final_logit_softcapping", 0, false, false, "no cap on logits"},
+    {"router_logit_softcapping", 0, false, false, "no cap on the router"},
+    {"attention.max_alibi_bias", 0, false, false, "no ALiBi"},
+    {"attention.clamp_kqv", 0, false, false, "no clamp of q, k, v"},
+    {"attention.causal", 0, true, true, "causal attention"},
+    {"use_parallel_residual", 0, true, false, "attention, then feed-forward"},
+    {"logit_scale", 1, false, false, "logits as they are"},
+    {"embedding_scale", 1, false, false, "embeddings as they are"},
+    {"residual_scale", 1, false, false, "residuals as they are"},
+    {"rope.scaling.yarn_log_multiplier", 0, false, false, "YaRN's own attention factor"},
 };
 
-static const char *key_of(struct keys *k, const char *name)
-{
-    (void)snprintf(k->key, sizeof k->key, "%s.%s", k->arch->name, name);
-    return k->key;
-}
+static const struct {
+    const char *name;
+    uint32_t most;
+    const char *what;
+} neutral_counts[] = {
+    {"leading_dense_block_count", 0, "experts in every layer"},
+    {"interleave_moe_layer_step", 1, "experts in every layer"},
+    {"expert_group_count", 1, "experts in one group"},
+    {"nextn_predict_layers", 0, "no layers that predict further tokens"},
+    {"attention.q_lora_rank", 0, "q without a low rank"},
+    {"attention.kv_lora_rank", 0, "k, v without a low rank"},
+};
 
-/* An absent optional key leaves *value as it was. */
-static int finish(struct keys *k, int rc, enum presence p)
+static int check_neutral(struct keys *k)
 {
-    if (rc != EBB_ENOENT)
-        return rc;
-    return p == OPTIONAL
-               ? 0
-               : error_set(k->err, EBB_EFORMAT, "%s: metadata key %s: wants a number, got none",
-                           show_path(gguf_path(k->g)), k->key);
+    for (size_t i = 0; i < sizeof neutral / sizeof neutral[0]; i++) {
+        float number = neutral[i].value;
+        bool on = neutral[i].on;
+        int rc = neutral[i].is_bool
+                     ? finish(k, gguf_bool(k->g, key_of(k, neutral[i].name), &on, k->err), OPTIONAL)
+                     : read_f32(k, neutral[i].name, OPTIONAL, &number);
+        if (rc == 0 && neutral[i].is_bool && on != neutral[i].on)
+            rc = REFUSE(k, EBB_EUNSUPPORTED, "wants %s (%s), got %s",
+                        neutral[i].on ? "true" : "false", neutral[i].what, on ? "true" : "false");
+        if (rc == 0 && number != neutral[i].value)
+            rc = REFUSE(k, EBB_EUNSUPPORTED, "wants %g (%s), got %g", (double)neutral[i].value,
+                        neutral[i].what, (double)number);
+        if (rc != 0)
+            return rc;
+    }
+    for (size_t i = 0; i < sizeof neutral_counts / sizeof neutral_counts[0]; i++) {
+        uint32_t count = 0;
+        const char *key = key_of(k, neutral_counts[i].name);
+        int rc = finish(k, gguf_u32(k->g, key, 0, UINT32_MAX, &count, k->err), OPTIONAL);
+        if (rc == 0 && count > neutral_counts[i].most)
+            rc = REFUSE(k, EBB_EUNSUPPORTED, "wants %u (%s), got %u", neutral_counts[i].most,
+                        neutral_counts[i].what, count);
+        if (rc != 0)
+            return rc;
+    }
+    return 0;
 }
-
-static int read_u32(struct keys *k, const char *name, enum presence p, uint32_t max,
-                    uint32_t *value)
-{
-    return finish(k, gguf_u32(k->g, key_of(k, name), 1, max, value, k->err), p);
-}
-
-static int read_f32(struct keys *k, const char *name, enum presence p, float *value)
-{
-    return finish(k, gguf_f32(k->g, key_of(k, name), value, k->err), p);
-}
-
-/* For the key asked for last. */
-#define REFUSE(k, code, format, ...)                                                               \
-    error_set((k)->err, code, "%s: metadata key %s: " format, show_path(gguf_path((k)->g)),        \
-              (k)->key, __VA_ARGS__)
 
 static int read_sizes(struct keys *k, struct model_geometry *m)
 {
@@ -96,13 +116,27 @@ static int read_head_dim(struct keys *k, struct model_geometry *m)
     return rc;
 }
 
-static int read_attention(struct keys *k, struct model_geometry *m)
+/* A window that no context here outgrows changes nothing. */
+static int read_window(struct keys *k, const struct model_geometry *m)
 {
     uint32_t window = 0;
+    int rc = finish(
+        k, gguf_u32(k->g, key_of(k, "attention.sliding_window"), 0, UINT32_MAX, &window, k->err),
+        OPTIONAL);
+    if (rc == 0 && window != 0 && window < m->context_max)
+        rc = REFUSE(k, EBB_EUNSUPPORTED,
+                    "wants 0 (whole attention) or the context's %u, got a window of %u",
+                    m->context_max, window);
+    return rc;
+}
+
+static int read_attention(struct keys *k, struct model_geometry *m)
+{
     int rc = read_u32(k, "attention.head_count", REQUIRED, HEADS_MAX, &m->n_heads);
     if (rc != 0)
         return rc;
     m->n_kv_heads = m->n_heads;
+    m->qk_norm_whole = k->arch->qk_norm_whole;
     rc = read_u32(k, "attention.head_count_kv", OPTIONAL, m->n_heads, &m->n_kv_heads);
     if (rc == 0 && m->n_heads % m->n_kv_heads != 0)
         rc = REFUSE(k, EBB_EFORMAT, "wants a divisor of %u heads, got %u", m->n_heads,
@@ -110,36 +144,14 @@ static int read_attention(struct keys *k, struct model_geometry *m)
     if (rc == 0)
         rc = read_head_dim(k, m);
     if (rc == 0)
-        rc = finish(
-            k,
-            gguf_u32(k->g, key_of(k, "attention.sliding_window"), 0, UINT32_MAX, &window, k->err),
-            OPTIONAL);
-    if (rc == 0 && window != 0)
-        rc = REFUSE(k, EBB_EUNSUPPORTED, "wants 0 (whole attention), got a window of %u", window);
-    return rc;
-}
-
-static int read_rotation(struct keys *k, struct model_geometry *m)
-{
-    float base = 10000;
-    struct gguf_string scaling;
-    char shown[SHOWN_BYTES];
-    m->n_rot = m->head_dim;
-    int rc = read_u32(k, "rope.dimension_count", OPTIONAL, m->head_dim, &m->n_rot);
-    if (rc == 0 && m->n_rot % 2 != 0)
-        rc = REFUSE(k, EBB_EFORMAT, "wants an even number, got %u", m->n_rot);
-    if (rc == 0)
-        rc = read_f32(k, "rope.freq_base", OPTIONAL, &base);
-    if (rc == 0 && base < 1)
-        rc = REFUSE(k, EBB_EFORMAT, "wants at least 1, got %g", (double)base);
-    m->rope_base = (double)base;
-    m->rope_halves = k->arch->rope_halves;
+        rc = read_window(k, m);
     if (rc != 0)
         return rc;
-    rc = gguf_text(k->g, key_of(k, "rope.scaling.type"), &scaling, k->err);
-    if (rc == 0 && (scaling.n_bytes != 4 || memcmp(scaling.bytes, "none", 4) != 0))
-        rc = REFUSE(k, EBB_EUNSUPPORTED, "wants \"none\", got \"%s\"", show_name(scaling, shown));
-    return finish(k, rc, OPTIONAL);
+    m->attention_scale = 1.0f / sqrtf((float)m->head_dim);
+    rc = read_f32(k, "attention.scale", OPTIONAL, &m->attention_scale);
+    if (rc == 0 && !(m->attention_scale > 0))
+        rc = REFUSE(k, EBB_EFORMAT, "wants a positive number, got %g", (double)m->attention_scale);
+    return rc;
 }
 
 static int read_router(struct keys *k, struct model_geometry *m)
@@ -152,29 +164,66 @@ static int read_router(struct keys *k, struct model_geometry *m)
                OPTIONAL);
     if (rc == 0)
         rc = read_f32(k, "expert_weights_scale", OPTIONAL, &m->router_scale);
+    if (rc == 0 && m->router_scale == 0) /* how some writers say nothing */
+        m->router_scale = 1;
     if (rc == 0 && !(m->router_scale > 0))
         rc = REFUSE(k, EBB_EFORMAT, "wants a positive number, got %g", (double)m->router_scale);
     if (rc == 0)
-        rc = read_u32(k, "expert_gating_func", OPTIONAL, UINT32_MAX, &function);
-    if (rc == 0 && function != 1)
+        rc = finish(
+            k, gguf_u32(k->g, key_of(k, "expert_gating_func"), 0, UINT32_MAX, &function, k->err),
+            OPTIONAL);
+    if (rc == 0 && function > 1) /* 0: not said */
         rc = REFUSE(k, EBB_EUNSUPPORTED, "wants 1 (softmax), got %u", function);
     return rc;
 }
 
-static int read_experts(struct keys *k, struct model_geometry *m)
+static int read_shared(struct keys *k, struct model_geometry *m, uint32_t d_ff)
 {
-    if (!k->arch->has_experts)
+    if (!k->arch->has_shared_expert)
         return 0;
-    int rc = read_u32(k, "expert_count", REQUIRED, EXPERTS_MAX, &m->n_experts);
-    if (rc != 0)
-        return rc;
-    rc = read_u32(k, "expert_used_count", REQUIRED, m->n_experts, &m->n_experts_used);
+    m->d_shared = d_ff;
+    return read_u32(k, "expert_shared_feed_forward_length", d_ff != 0 ? OPTIONAL : REQUIRED,
+                    WIDTH_MAX, &m->d_shared);
+}
+
+static int read_experts(struct keys *k, struct model_geometry *m, uint32_t d_ff)
+{
+    bool width_is_known = k->arch->experts_as_wide_as_ff && d_ff != 0;
+    int rc = read_u32(k, "expert_used_count", REQUIRED, m->n_experts, &m->n_experts_used);
     if (rc == 0 && m->n_experts_used > EXPERTS_USED_MAX)
         rc = REFUSE(k, EBB_EUNSUPPORTED, "wants at most %d, got %u", EXPERTS_USED_MAX,
                     m->n_experts_used);
+    m->d_expert = width_is_known ? d_ff : 0;
     if (rc == 0)
-        rc = read_u32(k, "expert_feed_forward_length", REQUIRED, WIDTH_MAX, &m->d_expert);
+        rc = read_u32(k, "expert_feed_forward_length", width_is_known ? OPTIONAL : REQUIRED,
+                      WIDTH_MAX, &m->d_expert);
+    if (rc == 0)
+        rc = read_shared(k, m, d_ff);
     return rc == 0 ? read_router(k, m) : rc;
+}
+
+/* Either experts, or one feed-forward of width d_ff. */
+static int read_feed_forward(struct keys *k, struct model_geometry *m)
+{
+    enum arch_experts experts = k->arch->experts;
+    uint32_t d_ff = 0;
+    int rc = 0;
+    m->router_scale = 1;
+    if (experts == EXPERTS_ALWAYS)
+        rc = read_u32(k, "expert_count", REQUIRED, EXPERTS_MAX, &m->n_experts);
+    else if (experts == EXPERTS_MAYBE)
+        rc = finish(
+            k, gguf_u32(k->g, key_of(k, "expert_count"), 0, EXPERTS_MAX, &m->n_experts, k->err),
+            OPTIONAL);
+    if (rc == 0)
+        rc = read_u32(k, "feed_forward_length", m->n_experts != 0 ? OPTIONAL : REQUIRED, WIDTH_MAX,
+                      &d_ff);
+    if (rc != 0)
+        return rc;
+    if (m->n_experts != 0)
+        return read_experts(k, m, d_ff);
+    m->d_ff = d_ff;
+    return 0;
 }
 
 int arch_geometry(const struct arch *a, const struct gguf *g, struct model_geometry *m,
@@ -186,8 +235,8 @@ int arch_geometry(const struct arch *a, const struct gguf *g, struct model_geome
     if (rc == 0)
         rc = read_attention(&k, m);
     if (rc == 0)
-        rc = read_rotation(&k, m);
+        rc = read_feed_forward(&k, m);
     if (rc == 0)
-        rc = read_experts(&k, m);
-    return rc;
+        rc = check_neutral(&k);
+    return rc == 0 ? rotation_read(&k, m) : rc;
 }

@@ -1,5 +1,5 @@
 /* runtime/model/gguf.c - opens, maps and answers questions about a GGUF file; gguf_parse.c reads
- * its tables.
+ * its tables, gguf_split.c puts the parts of a split one together.
  *
  * Owns the mapping and the tables. The mapping is shared and read-only: stages register pages of it
  * with a card, and a driver that pins pages of a private mapping may copy them first, which would
@@ -50,7 +50,7 @@ static int map_file(struct gguf *g, struct error *err)
     return rc;
 }
 
-int gguf_open(struct gguf **out, const char *path, struct error *err)
+int gguf_open_one(struct gguf **out, const char *path, struct error *err)
 {
     struct gguf *g = calloc(1, sizeof *g);
     int rc = 0;
@@ -68,10 +68,27 @@ int gguf_open(struct gguf **out, const char *path, struct error *err)
     return 0;
 }
 
+int gguf_open(struct gguf **out, const char *path, struct error *err)
+{
+    struct gguf *g = NULL;
+    int rc = gguf_open_one(&g, path, err);
+    if (rc == 0)
+        rc = gguf_split_open(&g, err);
+    if (rc != 0) {
+        gguf_close(g);
+        return rc;
+    }
+    *out = g;
+    return 0;
+}
+
 void gguf_close(struct gguf *g)
 {
     if (g == NULL)
         return;
+    for (size_t i = 0; i < g->n_others; i++)
+        gguf_close(g->others[i]);
+    free(g->others);
     if (g->base != NULL)
         munmap((void *)g->base, g->bytes);
     free(g->values);
@@ -89,7 +106,20 @@ const char *gguf_path(const struct gguf *g)
 
 size_t gguf_file_bytes(const struct gguf *g)
 {
-    return g->bytes;
+    size_t bytes = g->bytes;
+    for (size_t i = 0; i < g->n_others; i++)
+        bytes += g->others[i]->bytes;
+    return bytes;
+}
+
+size_t gguf_n_parts(const struct gguf *g)
+{
+    return 1 + g->n_others;
+}
+
+const char *gguf_tensor_path(const struct gguf *g, const struct gguf_tensor *t)
+{
+    return t->part == 0 ? g->path : g->others[t->part - 1]->path;
 }
 
 size_t gguf_data_offset(const struct gguf *g)
@@ -124,12 +154,16 @@ static int name_against(const void *name, const void *entry)
     return gguf_string_compare(*(const struct gguf_string *)name, (*t)->name);
 }
 
+const struct gguf_value *gguf_find_text(const struct gguf *g, struct gguf_string key)
+{
+    const struct gguf_value *const *found =
+        bsearch(&key, g->values_by_key, g->n_values, sizeof *g->values_by_key, key_against);
+    return found != NULL ? *found : NULL;
+}
+
 const struct gguf_value *gguf_find(const struct gguf *g, const char *key)
 {
-    struct gguf_string s = {key, strlen(key)};
-    const struct gguf_value *const *found =
-        bsearch(&s, g->values_by_key, g->n_values, sizeof *g->values_by_key, key_against);
-    return found != NULL ? *found : NULL;
+    return gguf_find_text(g, (struct gguf_string){key, strlen(key)});
 }
 
 const struct gguf_tensor *gguf_tensor_find(const struct gguf *g, const char *name)

@@ -1,6 +1,7 @@
 /* runtime/model/gguf.h - the container: header, metadata and tensor table of a GGUF file, mapped and checked.
  *
- * Format: ggml-org/ggml docs/gguf.md, version 3, little-endian. Every length and count is checked against what is left of
+ * Format: ggml-org/ggml docs/gguf.md, versions 2 and 3, little-endian. A model in several files (…-00001-of-00003.gguf) is opened by
+ * any of them, as one: metadata of the first, tensors of all. Every length and count is checked against what is left of
  * the file before it is used, products against overflow; nothing is believed. Strings stay in the mapping. Threads: read-only after open, any number may read.
  * Out of scope: a file that shrinks while it is mapped ends the process with SIGBUS when a lost page is touched.
  */
@@ -35,24 +36,27 @@ struct gguf_tensor {
     uint64_t dims[4];
     uint64_t offset; /* in the data section */
     const unsigned char *data;
-    size_t bytes; /* 0 for an unknown type */
+    size_t bytes;  /* 0 for a type that the format does not name */
+    uint32_t part; /* of a split file, from 0: which one has it */
 };
 
 struct gguf; /* opaque; gguf.c */
 
 /* EBB_ENOENT, EBB_EIO, EBB_EFORMAT (err: file, field, wanted, got), EBB_EUNSUPPORTED (version, by number), EBB_ENOMEM. On success
- * every tensor of a known type lies in the file, aligned, and shares no byte with another. */
+ * every tensor of a type that the format names lies in its file, aligned, and shares no byte with another. */
 int gguf_open(struct gguf **g, const char *path, struct error *err);
 void gguf_close(struct gguf *g);
 const char *gguf_path(const struct gguf *g);
-size_t gguf_file_bytes(const struct gguf *g);
-size_t gguf_data_offset(const struct gguf *g); /* bytes of header, metadata and table, padded */
+size_t gguf_n_parts(const struct gguf *g);
+size_t gguf_file_bytes(const struct gguf *g); /* of all parts */
+size_t gguf_data_offset(const struct gguf *g); /* of the first part: bytes of header, metadata and table, padded */
 uint64_t gguf_fingerprint(const struct gguf *g);
 
 const struct gguf_value *gguf_find(const struct gguf *g, const char *key); /* NULL: no such key */
 const struct gguf_tensor *gguf_tensor_find(const struct gguf *g, const char *name);
 size_t gguf_n_tensors(const struct gguf *g);
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, size_t i);
+const char *gguf_tensor_path(const struct gguf *g, const struct gguf_tensor *t); /* of the part that has it */
 
 /* Typed reads of a key. Any integer type that holds the value in range is accepted for u32. EBB_ENOENT: no such key (value
  * untouched, so that a default can stand there before); EBB_EFORMAT: wrong type or range, err names file and key. */

@@ -6,22 +6,26 @@
  * smallest. The tables are indexed by sorting (not hashing), so that no choice of names makes
  * opening slow, and duplicates end up side by side.
  *
- * Refused: versions other than 3, arrays of arrays, duplicate keys or names, tensors that overlap,
- * are misaligned or end past the file. Kept: metadata strings with any bytes, tensors of unknown
- * types (0 bytes, at least their first byte in the file). Source of the format: ggml-org/ggml
- * docs/gguf.md.
+ * Refused: versions other than 2 and 3, arrays nested deeper than anybody's, strings that are not
+ * UTF-8, duplicate keys or names, tensors that overlap, are misaligned or end past the file. Kept:
+ * tensors of types that the format does not name (0 bytes, at least their first byte in the file).
+ * One part of a split file is read like a file of its own; gguf_split.c puts them together. Source of
+ * the format: ggml-org/ggml docs/gguf.md.
  */
 #include "runtime/model/gguf_internal.h"
 #include <stdlib.h>
 #include <string.h>
-#include "kernels/tensor_type.h"
+#include "runtime/model/format_types.h"
 #include "runtime/model/show.h"
+#include "runtime/model/utf8.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                "values are read as they stand in the file");
 
 enum {
-    GGUF_VERSION = 3,
+    GGUF_VERSION_MIN = 2, /* 3 only adds big-endian files, 1 had 32-bit counts */
+    GGUF_VERSION_MAX = 3,
+    ARRAY_DEPTH_MAX = 4, /* arrays in arrays: none in use goes deeper than 2 */
     KEY_BYTES_MAX = 65535,
     ALIGNMENT_DEFAULT = 32,
     ALIGNMENT_MIN = 8,
@@ -102,6 +106,17 @@ static int take_string(struct reader *r, const char *what, struct gguf_string *s
     return 0;
 }
 
+/* A string that has to be text, as all of the format's strings are. */
+static int take_text(struct reader *r, const char *what, struct gguf_string *s)
+{
+    int rc = take_string(r, what, s);
+    size_t valid = rc == 0 ? utf8_valid((const unsigned char *)s->bytes, s->n_bytes) : 0;
+    if (rc != 0 || valid == s->n_bytes)
+        return rc;
+    return refuse(r, EBB_EFORMAT, "%s wants UTF-8, got byte 0x%02x at offset %zu", what,
+                  (unsigned char)s->bytes[valid], r->at - s->n_bytes + valid);
+}
+
 /* What a file that is not GGUF most likely is, for the message. */
 static const char *looks_like(const unsigned char *b, size_t n)
 {
@@ -154,8 +169,9 @@ static int parse_header(struct reader *r, uint64_t *n_tensors, uint64_t *n_value
         rc = take_u32(r, "version", &version);
     if (rc != 0)
         return rc;
-    if (version != GGUF_VERSION)
-        return refuse(r, EBB_EUNSUPPORTED, "version: wants %d, got %u%s", GGUF_VERSION, version,
+    if (version < GGUF_VERSION_MIN || version > GGUF_VERSION_MAX)
+        return refuse(r, EBB_EUNSUPPORTED, "version: wants %d or %d, got %u%s", GGUF_VERSION_MIN,
+                      GGUF_VERSION_MAX, version,
                       version == 0x03000000 ? " (3 in big-endian bytes)" : "");
     rc = take_u64(r, "tensor count", n_tensors);
     if (rc == 0)
@@ -174,7 +190,7 @@ static int parse_header(struct reader *r, uint64_t *n_tensors, uint64_t *n_value
 }
 
 /* 0 for strings and arrays, whose sizes stand in the file. */
-static size_t scalar_bytes(uint32_t type)
+size_t gguf_scalar_bytes(enum gguf_type type)
 {
     static const unsigned char bytes[] = {
         [GGUF_U8] = 1,  [GGUF_I8] = 1,  [GGUF_U16] = 2,  [GGUF_I16] = 2,    [GGUF_U32] = 4,
@@ -191,9 +207,21 @@ static int check_type(const struct reader *r, const char *what, uint32_t type)
     return refuse(r, EBB_EFORMAT, "%s wants 0..%d, got %u", what, GGUF_F64, type);
 }
 
-static int parse_array(struct reader *r, struct gguf_value *v)
+/* The least that one element takes in the file. */
+static size_t element_bytes_min(uint32_t type)
+{
+    return type == GGUF_STRING  ? sizeof(uint64_t)
+           : type == GGUF_ARRAY ? sizeof(uint32_t) + sizeof(uint64_t)
+                                : gguf_scalar_bytes(type);
+}
+
+/* An array's head, and everything in it. Every element takes bytes of the file, so the work is
+ * bounded by them; the depth is bounded because it is this function's own. */
+static int parse_array(struct reader *r, struct gguf_value *v, int depth)
 {
     uint32_t type = 0;
+    struct gguf_string s;
+    struct gguf_value inner;
     int rc = take_u32(r, "array's element type", &type);
     if (rc == 0)
         rc = check_type(r, "array's element type", type);
@@ -201,31 +229,29 @@ static int parse_array(struct reader *r, struct gguf_value *v)
         rc = take_u64(r, "array's length", &v->n_elements);
     if (rc != 0)
         return rc;
-    if (type == GGUF_ARRAY)
-        return refuse(r, EBB_EUNSUPPORTED, "an array of arrays is not read here");
+    if (depth > ARRAY_DEPTH_MAX)
+        return refuse(r, EBB_EUNSUPPORTED, "arrays in arrays: wants at most %d deep, got more",
+                      ARRAY_DEPTH_MAX);
     v->element_type = (enum gguf_type)type;
     v->data = r->g->base + r->at;
-    size_t each = type == GGUF_STRING ? sizeof(uint64_t) : scalar_bytes(type);
+    size_t each = element_bytes_min(type);
     if (v->n_elements > left(r) / each)
         return refuse(r, EBB_EFORMAT,
                       "array's length: wants at most %zu (what the file can hold), got %llu",
                       left(r) / each, (unsigned long long)v->n_elements);
-    if (type != GGUF_STRING)
+    if (type != GGUF_STRING && type != GGUF_ARRAY)
         return take(r, v->n_elements * each, "array");
-    for (uint64_t i = 0; i < v->n_elements; i++) {
-        struct gguf_string s;
-        rc = take_string(r, "a string of the array", &s);
-        if (rc != 0)
-            return rc;
-    }
-    return 0;
+    for (uint64_t i = 0; rc == 0 && i < v->n_elements; i++)
+        rc = type == GGUF_ARRAY ? parse_array(r, &inner, depth + 1)
+                                : take_text(r, "a string of the array", &s);
+    return rc;
 }
 
 static int parse_value(struct reader *r, struct gguf_value *v)
 {
     uint32_t type = 0;
     struct gguf_string s;
-    int rc = take_string(r, "key", &s);
+    int rc = take_text(r, "key", &s);
     if (rc != 0)
         return rc;
     if (s.n_bytes == 0 || s.n_bytes > KEY_BYTES_MAX)
@@ -240,16 +266,16 @@ static int parse_value(struct reader *r, struct gguf_value *v)
     v->n_elements = 1;
     v->data = r->g->base + r->at;
     if (type == GGUF_ARRAY)
-        return parse_array(r, v);
+        return parse_array(r, v, 1);
     if (type == GGUF_STRING)
-        return take_string(r, "string", &s);
-    return take(r, scalar_bytes(type), "value");
+        return take_text(r, "string", &s);
+    return take(r, gguf_scalar_bytes(type), "value");
 }
 
 static int parse_tensor(struct reader *r, struct gguf_tensor *t)
 {
     struct gguf_string s;
-    int rc = take_string(r, "name", &s);
+    int rc = take_text(r, "name", &s);
     if (rc != 0)
         return rc;
     if (s.n_bytes == 0 || s.n_bytes > KEY_BYTES_MAX)
@@ -274,7 +300,7 @@ static int parse_tensor(struct reader *r, struct gguf_tensor *t)
 /* The tensor's bytes from its type and dimensions; 0 for an unknown type. */
 static int tensor_size(const struct reader *r, struct gguf_tensor *t)
 {
-    const struct tensor_type_info *info = tensor_type_find(t->type);
+    const struct tensor_type_info *info = format_type_find(t->type);
     uint64_t n = 1;
     char shown[SHOWN_BYTES];
     for (uint32_t d = 0; d < 4; d++)
@@ -300,7 +326,7 @@ static int tensor_place(const struct reader *r, struct gguf_tensor *t)
 {
     const struct gguf *g = r->g;
     uint64_t end;
-    char shown[SHOWN_BYTES];
+    char shown[SHOWN_BYTES], type[SHOWN_BYTES];
     if (t->offset % g->alignment != 0)
         return refuse(r, EBB_EFORMAT, "offset: wants a multiple of %zu, got %llu", g->alignment,
                       (unsigned long long)t->offset);
@@ -312,7 +338,7 @@ static int tensor_place(const struct reader *r, struct gguf_tensor *t)
         return refuse(
             r, EBB_EFORMAT,
             "wants %s values (%s, %zu bytes) at data offset %llu, file ends %llu bytes short",
-            show_dims(t->dims, t->n_dims, shown), show_tensor_type(t->type), t->bytes,
+            show_dims(t->dims, t->n_dims, shown), show_tensor_type(t->type, type), t->bytes,
             (unsigned long long)t->offset, (unsigned long long)(end - g->bytes));
     t->data = g->base + g->data_offset + t->offset;
     return 0;
@@ -328,12 +354,6 @@ static int by_key(const void *a, const void *b)
 {
     const struct gguf_value *const *x = a, *const *y = b;
     return gguf_string_compare((*x)->key, (*y)->key);
-}
-
-static int by_name(const void *a, const void *b)
-{
-    const struct gguf_tensor *const *x = a, *const *y = b;
-    return gguf_string_compare((*x)->name, (*y)->name);
 }
 
 static int by_offset(const void *a, const void *b)
@@ -430,15 +450,7 @@ static int parse_layout(struct reader *r)
             return rc;
     }
     rc = check_overlap(r);
-    if (rc != 0)
-        return rc;
-    qsort(g->tensors_by_name, g->n_tensors, sizeof *g->tensors_by_name, by_name);
-    for (size_t i = 1; i < g->n_tensors; i++) {
-        r->name = g->tensors_by_name[i]->name;
-        if (gguf_string_compare(g->tensors_by_name[i - 1]->name, r->name) == 0)
-            return refuse(r, EBB_EFORMAT, "name: wants one tensor, got two");
-    }
-    return 0;
+    return rc != 0 ? rc : gguf_index(g, r->err);
 }
 
 static int parse_alignment(struct reader *r)

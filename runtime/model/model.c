@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "runtime/model/arch.h"
+#include "runtime/model/keys.h"
 #include "runtime/model/show.h"
 
 #define NAME_BYTES 64
@@ -20,33 +21,37 @@ struct opening {
     const struct arch *arch;
     char (*names)[NAME_BYTES]; /* of all views, n_names so far used */
     size_t n_names;
+    bool *used; /* owned [tensors of the file]: has a view */
     struct error *err;
 };
 
-__attribute__((format(printf, 4, 5))) static int refuse(const struct opening *o, int code,
+/* `t`: the tensor, for the path of its part, or NULL. */
+__attribute__((format(printf, 5, 6))) static int refuse(const struct opening *o, int code,
+                                                        const struct gguf_tensor *t,
                                                         const char *name, const char *format, ...)
 {
-    char text[200];
+    const struct gguf *g = o->m->gguf;
+    char text[300];
     va_list args;
     va_start(args, format);
     (void)vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    return error_set(o->err, code, "%s: tensor %s: %s", show_path(gguf_path(o->m->gguf)), name,
-                     text);
+    return error_set(o->err, code, "%s: tensor %s: %s",
+                     show_path(t != NULL ? gguf_tensor_path(g, t) : gguf_path(g)), name, text);
 }
 
 static int check_storage(const struct opening *o, const struct arch_tensor *want,
                          const struct gguf_tensor *t, const char *name)
 {
+    char got[SHOWN_BYTES], wanted[2 * SHOWN_BYTES];
+    show_tensor_type(t->type, got);
     if (tensor_type_find(t->type) == NULL)
-        return refuse(o, EBB_EUNSUPPORTED, name,
-                      "wants F32, F16, Q8_0, Q4_K or Q6_K, got %s (type %u)",
-                      show_tensor_type(t->type), t->type);
+        return refuse(o, EBB_EUNSUPPORTED, t, name, "wants one of %s, got %s",
+                      show_computed_types(wanted), got);
     if (want->storage == STORE_F32 && t->type != TENSOR_F32)
-        return refuse(o, EBB_EUNSUPPORTED, name, "wants F32, got %s", show_tensor_type(t->type));
+        return refuse(o, EBB_EUNSUPPORTED, t, name, "wants F32, got %s", got);
     if (want->storage == STORE_FLOAT && t->type != TENSOR_F32 && t->type != TENSOR_F16)
-        return refuse(o, EBB_EUNSUPPORTED, name, "wants F32 or F16, got %s",
-                      show_tensor_type(t->type));
+        return refuse(o, EBB_EUNSUPPORTED, t, name, "wants F32 or F16, got %s", got);
     return 0;
 }
 
@@ -62,8 +67,23 @@ static int check_shape(const struct opening *o, const struct arch_tensor *want,
     }
     if (memcmp(dims, t->dims, sizeof dims) == 0)
         return 0;
-    return refuse(o, EBB_EFORMAT, name, "wants %s, got %s", show_dims(dims, n_dims, wanted),
+    return refuse(o, EBB_EFORMAT, t, name, "wants %s, got %s", show_dims(dims, n_dims, wanted),
                   show_dims(t->dims, t->n_dims, got));
+}
+
+/* Whether the row's tensor is asked for in this model at all. */
+static bool is_wanted(const struct opening *o, const struct arch_tensor *want)
+{
+    bool has_experts = o->m->geometry.n_experts != 0;
+    return want->presence == IN_DENSE     ? !has_experts
+           : want->presence == IN_EXPERTS ? has_experts
+                                          : true;
+}
+
+static void mark_used(const struct opening *o, const struct gguf_tensor *t)
+{
+    if (t != NULL)
+        o->used[t - gguf_tensor_at(o->m->gguf, 0)] = true;
 }
 
 /* Finds one tensor and fills its view, which lies in `holder` (the model or a layer). */
@@ -72,16 +92,21 @@ static int view_open(struct opening *o, const struct arch_tensor *want, void *ho
 {
     struct tensor_view *view = (struct tensor_view *)((char *)holder + want->view);
     char *name = o->names[o->n_names];
+    if (!is_wanted(o, want))
+        return 0;
     (void)snprintf(name, NAME_BYTES, "%s%s", prefix, want->name);
     const struct gguf_tensor *t = gguf_tensor_find(o->m->gguf, name);
     if (t == NULL)
-        return want->optional ? 0 : refuse(o, EBB_EFORMAT, name, "wants one, got none");
+        return want->presence == IN_SOME
+                   ? 0
+                   : refuse(o, EBB_EFORMAT, NULL, name, "wants one, got none");
     int rc = check_shape(o, want, t, name);
     if (rc == 0)
         rc = check_storage(o, want, t, name);
     if (rc != 0)
         return rc;
     o->n_names++;
+    mark_used(o, t);
     view->name = name;
     view->type = t->type;
     view->n_dims = t->n_dims;
@@ -95,8 +120,8 @@ static int views_open(struct opening *o)
 {
     struct model *m = o->m;
     char prefix[32];
-    for (size_t i = 0; i < o->arch->n_model_tensors; i++) {
-        int rc = view_open(o, &o->arch->model_tensors[i], m, "");
+    for (size_t i = 0; i < arch_n_model_tensors; i++) {
+        int rc = view_open(o, &arch_model_tensors[i], m, "");
         if (rc != 0)
             return rc;
     }
@@ -113,22 +138,19 @@ static int views_open(struct opening *o)
     return 0;
 }
 
-/* Every tensor of the file has a view. Names are unique, so counting them tells; only then is it
- * searched for. */
+/* Every tensor of the file is one that was asked for. */
 static int nothing_left(const struct opening *o)
 {
     const struct gguf *g = o->m->gguf;
     char shown[SHOWN_BYTES];
-    for (size_t i = 0; gguf_n_tensors(g) != o->n_names && i < gguf_n_tensors(g); i++) {
-        struct gguf_string name = gguf_tensor_at(g, i)->name;
-        size_t at = 0;
-        while (at < o->n_names && (strlen(o->names[at]) != name.n_bytes ||
-                                   memcmp(o->names[at], name.bytes, name.n_bytes) != 0))
-            at++;
-        if (at == o->n_names)
-            return refuse(o, EBB_EUNSUPPORTED, show_name(name, shown),
-                          "wants no such tensor in a %s model of %u layers, got one", o->arch->name,
-                          o->m->geometry.n_layers);
+    mark_used(o, gguf_tensor_find(g, ROTATION_TENSOR));
+    for (size_t i = 0; i < gguf_n_tensors(g); i++) {
+        const struct gguf_tensor *t = gguf_tensor_at(g, i);
+        if (!o->used[i])
+            return refuse(o, EBB_EUNSUPPORTED, t, show_name(t->name, shown),
+                          "wants no such tensor in a %s model of %u %slayers, got one",
+                          o->arch->name, o->m->geometry.n_layers,
+                          o->m->geometry.n_experts == 0 ? "dense " : "");
     }
     return 0;
 }
@@ -142,9 +164,9 @@ static int read_vocabulary(const struct opening *o)
     const struct gguf_tensor *embd = gguf_tensor_find(g, "token_embd.weight");
     const struct gguf_value *tokens = gguf_find(g, "tokenizer.ggml.tokens");
     if (embd == NULL)
-        return refuse(o, EBB_EFORMAT, "token_embd.weight", "wants one, got none");
+        return refuse(o, EBB_EFORMAT, NULL, "token_embd.weight", "wants one, got none");
     if (embd->dims[1] > INT32_MAX)
-        return refuse(o, EBB_EFORMAT, "token_embd.weight", "wants at most %d rows, got %llu",
+        return refuse(o, EBB_EFORMAT, embd, "token_embd.weight", "wants at most %d rows, got %llu",
                       INT32_MAX, (unsigned long long)embd->dims[1]);
     if (tokens != NULL && tokens->n_elements != embd->dims[1])
         return error_set(o->err, EBB_EFORMAT,
@@ -160,11 +182,12 @@ static int read_vocabulary(const struct opening *o)
 static int layers_allocate(struct opening *o)
 {
     size_t n_layers = o->m->geometry.n_layers;
-    size_t n_names = o->arch->n_model_tensors + n_layers * o->arch->n_layer_tensors;
+    size_t n_names = arch_n_model_tensors + n_layers * o->arch->n_layer_tensors;
     size_t layers_bytes = n_layers * sizeof *o->m->layers;
     /* one more: an absent optional tensor's name is written, then not kept */
     o->m->layers = calloc(1, layers_bytes + (n_names + 1) * NAME_BYTES);
-    if (o->m->layers == NULL)
+    o->used = calloc(gguf_n_tensors(o->m->gguf) + 1, sizeof *o->used);
+    if (o->m->layers == NULL || o->used == NULL)
         return error_set(o->err, EBB_ENOMEM, "%s: no memory for %zu layers",
                          show_path(gguf_path(o->m->gguf)), n_layers);
     o->names = (char(*)[NAME_BYTES])((char *)o->m->layers + layers_bytes);
@@ -189,6 +212,7 @@ int model_open(struct model **out, const char *path, struct error *err)
         rc = views_open(&o);
     if (rc == 0)
         rc = nothing_left(&o);
+    free(o.used);
     if (rc != 0) {
         model_close(o.m);
         return rc;
@@ -204,6 +228,7 @@ void model_close(struct model *m)
     if (m == NULL)
         return;
     gguf_close(m->gguf);
+    free(m->geometry.inv_freq);
     free(m->layers);
     free(m);
 }

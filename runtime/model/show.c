@@ -2,12 +2,12 @@
  *
  * Pure functions on the caller's buffers. Names in a model file may hold any bytes; a message is
  * one line that may end in a terminal or in a protocol line, so nothing but printable ASCII of a
- * name gets through. Source of the type numbers: ggml-org/ggml docs/gguf.md and its enumeration of
- * tensor types.
+ * name gets through.
  */
 #include "runtime/model/show.h"
 #include <stdio.h>
 #include <string.h>
+#include "runtime/model/format_types.h"
 
 const char *show_path(const char *path)
 {
@@ -50,20 +50,25 @@ const char *show_dims(const uint64_t dims[4], uint32_t n_dims, char shown[SHOWN_
     return shown;
 }
 
-const char *show_tensor_type(uint32_t type)
+const char *show_tensor_type(uint32_t type, char shown[SHOWN_BYTES])
 {
-    static const char *const names[] = {
-        [0] = "F32",     [1] = "F16",      [2] = "Q4_0",   [3] = "Q4_1",    [6] = "Q5_0",
-        [7] = "Q5_1",    [8] = "Q8_0",     [9] = "Q8_1",   [10] = "Q2_K",   [11] = "Q3_K",
-        [12] = "Q4_K",   [13] = "Q5_K",    [14] = "Q6_K",  [15] = "Q8_K",   [16] = "IQ2_XXS",
-        [17] = "IQ2_XS", [18] = "IQ3_XXS", [19] = "IQ1_S", [20] = "IQ4_NL", [21] = "IQ3_S",
-        [22] = "IQ2_S",  [23] = "IQ4_XS",  [24] = "I8",    [25] = "I16",    [26] = "I32",
-        [27] = "I64",    [28] = "F64",     [29] = "IQ1_M", [30] = "BF16",   [34] = "TQ1_0",
-        [35] = "TQ2_0",  [39] = "MXFP4",
-    };
-    if (type < sizeof names / sizeof names[0] && names[type] != NULL)
-        return names[type];
-    return "an unknown type";
+    const struct tensor_type_info *info = format_type_find(type);
+    if (info != NULL)
+        (void)snprintf(shown, SHOWN_BYTES, "%s (%u)", info->name, type);
+    else
+        (void)snprintf(shown, SHOWN_BYTES, "type %u, which the format does not name", type);
+    return shown;
+}
+
+const char *show_computed_types(char shown[SHOWN_BYTES * 2])
+{
+    size_t at = 0;
+    shown[0] = '\0';
+    for (uint32_t type = 0; type < 64 && at < SHOWN_BYTES * 2; type++)
+        if (tensor_type_find(type) != NULL)
+            at += (size_t)snprintf(shown + at, SHOWN_BYTES * 2 - at, "%s%s", at == 0 ? "" : ", ",
+                                   tensor_type_find(type)->name);
+    return shown;
 }
 
 const char *show_value_type(enum gguf_type type)

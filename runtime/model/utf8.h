@@ -37,3 +37,15 @@ static inline size_t utf8_character(const unsigned char *bytes, size_t n)
             return 0;
     return length;
 }
+
+/* How many of the n bytes are whole characters from the first on. */
+static inline size_t utf8_valid(const unsigned char *bytes, size_t n)
+{
+    size_t at = 0;
+    for (size_t length; at < n; at += length) {
+        length = bytes[at] < 0x80 ? 1 : utf8_character(bytes + at, n - at);
+        if (length == 0)
+            break;
+    }
+    return at;
+}

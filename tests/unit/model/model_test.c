@@ -1,5 +1,6 @@
 /* tests/unit/model/model_test.c - what the demo file says, as the reader and the model tell it. */
 #include <criterion/criterion.h>
+#include <math.h>
 #include <string.h>
 #include "tests/unit/model/patched.h"
 #include "runtime/model/gguf.h"
@@ -106,13 +107,26 @@ Test(gguf, fingerprint_is_of_the_tables_and_the_size)
     patched_close(&p);
 }
 
-Test(gguf, keeps_strings_with_any_bytes_and_tensors_of_unknown_type)
+Test(gguf, version_2_is_read_like_3)
 {
     static struct patched p;
     struct gguf *g = NULL;
     struct error err;
     patched_open(&p);
-    patched_bytes(&p, patched_behind(&p, "general.name") + 12, "\0\xff\n", 3);
+    patched_number(&p, 4, 2, 4);
+    cr_assert(gguf_open(&g, p.path, &err) == 0, "%s", err.text);
+    cr_assert(gguf_n_tensors(g) == 99 && gguf_n_parts(g) == 1);
+    gguf_close(g);
+    patched_close(&p);
+}
+
+Test(gguf, keeps_any_text_and_tensors_of_unknown_type)
+{
+    static struct patched p;
+    struct gguf *g = NULL;
+    struct error err;
+    patched_open(&p);
+    patched_bytes(&p, patched_behind(&p, "general.name") + 12, "\0\x7f\n", 3);
     patched_number(&p, patched_behind(&p, "blk.0.attn_q.weight") + 20, 1000, 4);
     cr_assert(gguf_open(&g, p.path, &err) == 0, "%s", err.text);
     cr_assert(gguf_tensor_find(g, "blk.0.attn_q.weight")->bytes == 0);
@@ -132,6 +146,11 @@ Test(model, geometry_is_what_the_keys_say)
     cr_assert(x->n_experts == 16 && x->n_experts_used == 4 && x->d_expert == 256);
     cr_assert(x->router_renormalise && x->router_scale == 1);
     cr_assert(m->fingerprint == gguf_fingerprint(m->gguf));
+    cr_assert(x->attention_scale == 0.125f && !x->qk_norm_whole && x->d_ff == 0 &&
+              x->d_shared == 0);
+    cr_assert(x->rope_scale == 1);
+    for (uint32_t i = 0; i < x->n_rot / 2; i++)
+        cr_assert(x->inv_freq[i] == pow(x->rope_base, -2.0 * i / x->n_rot), "pair %u", i);
     model_close(m);
 }
 
