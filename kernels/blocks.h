@@ -70,6 +70,15 @@ static inline void q6_k_values(const struct block_q6_k *block, unsigned j, int8_
         q[i] = (int8_t)((low[i] >> low_shift & 15) + (high[i] >> high_shift & 3) * 16 - 32);
 }
 
+/* A bfloat16 as fp32: the upper half of its bits. */
+static inline float bfloat_to_float(uint16_t bfloat)
+{
+    uint32_t bits = (uint32_t)bfloat << 16;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
 /* A half float as fp32; every half float is exact in fp32. */
 static inline float half_to_float(uint16_t half)
 {

@@ -19,6 +19,15 @@ static void dequantise_f16(const uint8_t *from, float *to, size_t n)
     }
 }
 
+static void dequantise_bf16(const uint8_t *from, float *to, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint16_t bfloat;
+        memcpy(&bfloat, from + 2 * i, sizeof bfloat);
+        to[i] = bfloat_to_float(bfloat);
+    }
+}
+
 static void dequantise_q8_0(const struct block_q8_0 *blocks, float *to, size_t n)
 {
     for (size_t k = 0; k < n / 32; k++) {
@@ -62,6 +71,7 @@ void dequantise(uint32_t type, const void *from, float *to, size_t n)
     switch (type) {
     case TENSOR_F32: memcpy(to, from, n * sizeof *to); break;
     case TENSOR_F16: dequantise_f16(from, to, n); break;
+    case TENSOR_BF16: dequantise_bf16(from, to, n); break;
     case TENSOR_Q8_0: dequantise_q8_0(from, to, n); break;
     case TENSOR_Q4_K: dequantise_q4_k(from, to, n); break;
     case TENSOR_Q6_K: dequantise_q6_k(from, to, n); break;

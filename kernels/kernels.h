@@ -59,13 +59,14 @@ struct quantize_args {
 };
 
 /* y[r][o] = (accumulate ? y[r][o] : 0) + bias[o] + sum_i weights[o][i] * x[r][i]: the product is complete before the
- * bias, then the old y, is added, each with one rounding. Quantised types read `a` (tier 1); F32 and F16 read `x` (tier 2). */
+ * bias, then the old y, is added, each with one rounding. Quantised types read `a` (tier 1); F32, F16 and BF16 read
+ * `x` (tier 2). */
 struct product_args {
     uint32_t type;
     const void *weights; /* [n_out][n_in] of type */
     size_t n_in, n_out, n_rows;
     const float *x;    /* [n_rows][n_in] */
-    const void *a;     /* [n_rows][activation_bytes(n_in)]: x quantised; NULL for F32 and F16 */
+    const void *a;     /* [n_rows][activation_bytes(n_in)]: x quantised; NULL for F32, F16, BF16 */
     const float *bias; /* [n_out] or NULL */
     float *y;          /* [n_rows][n_out] */
     bool accumulate;
@@ -124,7 +125,7 @@ struct attention_args {
 /* Router: logits = weights x, softmax over all experts, the n_used largest in falling order (ties: lower id); their
  * probabilities, divided by their sum where renormalise is set, times scale. Tier 2. */
 struct router_args {
-    uint32_t type;       /* F32 or F16 */
+    uint32_t type;       /* F32, F16 or BF16 */
     const void *weights; /* [n_experts][n_in] */
     const float *x;      /* [n_rows][n_in] */
     size_t n_in, n_experts, n_used, n_rows;
@@ -137,13 +138,13 @@ struct router_args {
 };
 
 /* The routed experts: outputs[r][rank] = down( swiglu(gate x, up x) ). Tier 1. heat[e] += rows that used e;
- * hits[r] += ranks of row r whose expert was resident. */
+ * hits[r] += ranks of row r whose expert was resident. A matrix of F32, F16 or BF16 reads its input unquantised (tier 2). */
 struct experts_args {
     uint32_t gate_type, up_type, down_type;
     const struct expert_address *addresses; /* [n_experts], read when the work runs */
     size_t d_model, d_expert, n_experts, n_used, n_rows;
     const float *x;     /* [n_rows][d_model] */
-    const void *a;      /* x quantised */
+    const void *a;      /* x quantised; NULL where neither gate nor up is of a quantised type */
     const int32_t *ids; /* [n_rows][n_used], -1 = none */
     void *scratch;      /* experts_scratch_bytes() */
     float *outputs;     /* [n_rows][n_used][d_model] */

@@ -35,11 +35,8 @@ int swiglu_avx2(const struct swiglu_args *args, struct exec_stream *s);
 int swiglu_float(const struct swiglu_args *args, struct exec_stream *s);
 int embed_cpu(const struct embed_args *args, struct exec_stream *s);
 
-/* Outputs [out_first, out_last) of all rows of a product with F32 or F16 weights (bias and accumulate included), on
- * the calling thread. product_<set>() calls these from its own parallel_for over outputs; other types never come here. */
-void product_rows_unquantised_reference(const struct product_args *a, size_t out_first,
-                                        size_t out_last);
-void product_rows_unquantised_avx2(const struct product_args *a, size_t out_first, size_t out_last);
+/* Outputs [out_first, out_last) of all rows of a product with F32, F16 or BF16 weights (bias and accumulate included),
+ * on the calling thread. */
 void product_rows_unquantised_float(const struct product_args *a, size_t out_first,
                                     size_t out_last);
 

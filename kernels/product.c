@@ -59,17 +59,20 @@ static void product_tiles(void *ctx, size_t first, size_t last)
     const struct product_job *job = ctx;
     const struct product_args *p = &job->args;
     struct tile_matrix m = tile_matrix(p->type, p->weights, p->n_in);
-    struct activation x[TILE_ROWS];
+    struct tile_rows x;
     float y[TILE_ROWS][TILE_OUTPUTS];
 
     for (size_t row = 0; row < p->n_rows; row += TILE_ROWS) {
         size_t n_rows = p->n_rows - row < TILE_ROWS ? p->n_rows - row : TILE_ROWS;
         for (size_t r = 0; r < n_rows; r++)
-            x[r] = activation_at(p->a, p->n_in, row + r);
+            if (tile_type(p->type))
+                x.quantised[r] = activation_at(p->a, p->n_in, row + r);
+            else
+                x.plain[r] = p->x + (row + r) * p->n_in;
         for (size_t tile = first; tile < last; tile++) {
             size_t out = tile * TILE_OUTPUTS;
             size_t n_out = p->n_out - out < TILE_OUTPUTS ? p->n_out - out : TILE_OUTPUTS;
-            job->ops->product(&m, out, n_out, x, n_rows, y);
+            tile_product(job->ops, &m, out, n_out, &x, n_rows, y);
             for (size_t r = 0; r < n_rows; r++)
                 for (size_t i = 0; i < n_out; i++)
                     store_element(p, row + r, out + i, y[r][i]);
@@ -77,24 +80,13 @@ static void product_tiles(void *ctx, size_t first, size_t last)
     }
 }
 
-static void product_outputs(void *ctx, size_t first, size_t last)
-{
-    const struct product_job *job = ctx;
-    job->ops->unquantised(&job->args, first, last);
-}
-
 static void product_run(const void *args, struct exec_cpu_worker *w)
 {
     struct product_job job = *(const struct product_job *)args;
     const struct product_args *p = &job.args;
-    if (tile_type(p->type)) {
-        size_t n_tiles = (p->n_out + TILE_OUTPUTS - 1) / TILE_OUTPUTS;
-        exec_cpu_parallel_for(w, n_tiles, tile_grain(TILE_OUTPUTS, p->n_in, p->n_rows),
-                              product_tiles, &job);
-    } else {
-        exec_cpu_parallel_for(w, p->n_out, tile_grain(1, p->n_in, p->n_rows), product_outputs,
-                              &job);
-    }
+    size_t n_tiles = (p->n_out + TILE_OUTPUTS - 1) / TILE_OUTPUTS;
+    exec_cpu_parallel_for(w, n_tiles, tile_grain(TILE_OUTPUTS, p->n_in, p->n_rows), product_tiles,
+                          &job);
 }
 
 int product_push(const struct product_args *args, const struct tile_ops *ops, struct exec_stream *s)
@@ -104,7 +96,7 @@ int product_push(const struct product_args *args, const struct tile_ops *ops, st
         return EBB_EUNSUPPORTED;
     if (args->n_out == 0 || args->n_rows == 0)
         return EBB_OK;
-    assert(!tile_type(args->type) || args->a != NULL);
+    assert(tile_type(args->type) ? args->a != NULL : args->x != NULL);
     return exec_cpu_push(s, product_run, &job, sizeof job);
 }
 

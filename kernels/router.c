@@ -4,7 +4,7 @@
  * all workers), then each row's softmax and choice. The scratch holds probabilities afterwards. An expert is chosen
  * by its probability, ties by lower id; a probability that is no number ranks below all others, so ids are always
  * valid and different. Owns nothing.
- * Refuses (EBB_EUNSUPPORTED): types other than F32 and F16, n_used of 0, over EXPERTS_USED_MAX or over n_experts.
+ * Refuses (EBB_EUNSUPPORTED): types other than F32, F16 and BF16, n_used of 0, over EXPERTS_USED_MAX or over n_experts.
  */
 #include "kernels/ops_cpu.h"
 #include "kernels/rows.h"
@@ -27,7 +27,7 @@ static void logits_range(void *ctx, size_t first, size_t last)
         .x = a->x,
         .y = a->logits,
     };
-    job->ops->product(&product, first, last);
+    job->ops->logits(&product, first, last);
 }
 
 /* Keeps the n_used best seen so far in falling order; a later equal stays behind, which makes ties go to lower ids. */
@@ -86,7 +86,7 @@ static int router_push(const struct router_args *args, const struct row_ops *ops
                        struct exec_stream *s)
 {
     struct router_job job = {*args, ops};
-    if (args->type != TENSOR_F32 && args->type != TENSOR_F16)
+    if (args->type != TENSOR_F32 && args->type != TENSOR_F16 && args->type != TENSOR_BF16)
         return EBB_EUNSUPPORTED;
     if (args->n_used == 0 || args->n_used > EXPERTS_USED_MAX || args->n_used > args->n_experts)
         return EBB_EUNSUPPORTED;

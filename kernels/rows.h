@@ -25,12 +25,14 @@ struct row_ops {
     void (*softmax)(float *p, size_t n);
     /* hidden[i] = fmaf(sigmoid(gate . x), y[i], hidden[i]) */
     void (*gated_add)(const float *gate, const float *x, const float *y, float *hidden, size_t n);
-    /* product_rows_unquantised_<set>() */
-    void (*product)(const struct product_args *a, size_t out_first, size_t out_last);
+    /* Outputs [out_first, out_last) of all rows of a product with F32, F16 or BF16 weights and no bias. */
+    void (*logits)(const struct product_args *a, size_t out_first, size_t out_last);
 };
 
 extern const struct row_ops rows_reference, rows_avx2, rows_float;
 
+void logits_reference(const struct product_args *a, size_t out_first, size_t out_last);
+void logits_avx2(const struct product_args *a, size_t out_first, size_t out_last);
 void attend_reference(const struct attention_args *a, size_t row, size_t kv_head);
 void attend_avx2(const struct attention_args *a, size_t row, size_t kv_head);
 void attend_float(const struct attention_args *a, size_t row, size_t kv_head);

@@ -54,14 +54,14 @@ static void softmax_row(float *p, size_t n)
 /* A weight row is widened piece by piece: its length is the caller's, this buffer is not. */
 #define PIECE 512
 
-static double dot_halves(const uint16_t *w, const float *x, size_t n)
+static double dot_narrow(uint32_t type, const uint16_t *w, const float *x, size_t n)
 {
     float wide[PIECE];
     double sum = 0;
     for (size_t i = 0; i < n; i += PIECE) {
         size_t m = n - i < PIECE ? n - i : PIECE;
         for (size_t j = 0; j < m; j++)
-            wide[j] = half_to_float(w[i + j]);
+            wide[j] = type == TENSOR_F16 ? half_to_float(w[i + j]) : bfloat_to_float(w[i + j]);
         sum += sum_float_dot(wide, x + i, m);
     }
     return sum;
@@ -73,9 +73,10 @@ void product_rows_unquantised_float(const struct product_args *a, size_t out_fir
         for (size_t r = 0; r < a->n_rows; r++) {
             const float *x = a->x + r * a->n_in;
             float *y = a->y + r * a->n_out + o;
-            double v = a->type == TENSOR_F16
-                           ? dot_halves((const uint16_t *)a->weights + o * a->n_in, x, a->n_in)
-                           : sum_float_dot((const float *)a->weights + o * a->n_in, x, a->n_in);
+            double v =
+                a->type != TENSOR_F32
+                    ? dot_narrow(a->type, (const uint16_t *)a->weights + o * a->n_in, x, a->n_in)
+                    : sum_float_dot((const float *)a->weights + o * a->n_in, x, a->n_in);
             if (a->bias != NULL)
                 v += a->bias[o];
             *y = (float)(a->accumulate ? *y + v : v);
@@ -97,5 +98,5 @@ const struct row_ops rows_float = {
     .exponentials = exponentials,
     .softmax = softmax_row,
     .gated_add = gated_add,
-    .product = product_rows_unquantised_float,
+    .logits = product_rows_unquantised_float,
 };

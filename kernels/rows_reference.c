@@ -3,10 +3,8 @@
  * Sums go through reduce.h; everything else is one written operation per value, rounded once. Owns nothing, any
  * thread, refuses nothing: callers have checked types and shapes.
  */
-#include "kernels/blocks.h"
 #include "kernels/expf.h"
 #include "kernels/half.h"
-#include "kernels/ops_cpu.h"
 #include "kernels/reduce.h"
 #include "kernels/rotate.h"
 #include "kernels/rows.h"
@@ -42,30 +40,6 @@ static void softmax_row(float *p, size_t n)
         p[i] = p[i] / sum;
 }
 
-static float dot_halves(const uint16_t *w, const float *x, size_t n)
-{
-    float s[REDUCE_LANES] = {0};
-    for (size_t i = 0; i < n; i++)
-        s[i % REDUCE_LANES] = fmaf(half_to_float(w[i]), x[i], s[i % REDUCE_LANES]);
-    return reduce_join(s);
-}
-
-void product_rows_unquantised_reference(const struct product_args *a, size_t out_first,
-                                        size_t out_last)
-{
-    for (size_t o = out_first; o < out_last; o++)
-        for (size_t r = 0; r < a->n_rows; r++) {
-            const float *x = a->x + r * a->n_in;
-            float *y = a->y + r * a->n_out + o;
-            float v = a->type == TENSOR_F16
-                          ? dot_halves((const uint16_t *)a->weights + o * a->n_in, x, a->n_in)
-                          : reduce_dot((const float *)a->weights + o * a->n_in, x, a->n_in);
-            if (a->bias != NULL)
-                v = v + a->bias[o];
-            *y = a->accumulate ? *y + v : v;
-        }
-}
-
 static void gated_add(const float *gate, const float *x, const float *y, float *hidden, size_t n)
 {
     float sigmoid = 1.0f / (1.0f + ebb_expf(-reduce_dot(gate, x, n)));
@@ -81,5 +55,5 @@ const struct row_ops rows_reference = {
     .exponentials = exponentials,
     .softmax = softmax_row,
     .gated_add = gated_add,
-    .product = product_rows_unquantised_reference,
+    .logits = logits_reference,
 };

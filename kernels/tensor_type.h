@@ -14,6 +14,7 @@ enum tensor_type {
     TENSOR_Q8_0 = 8,
     TENSOR_Q4_K = 12,
     TENSOR_Q6_K = 14,
+    TENSOR_BF16 = 30,
 };
 
 struct tensor_type_info {
@@ -27,8 +28,8 @@ struct tensor_type_info {
 static inline const struct tensor_type_info *tensor_type_find(uint32_t type)
 {
     static const struct tensor_type_info table[] = {
-        {TENSOR_F32, "F32", 1, 4},       {TENSOR_F16, "F16", 1, 2},         {TENSOR_Q8_0, "Q8_0", 32, 34},
-        {TENSOR_Q4_K, "Q4_K", 256, 144}, {TENSOR_Q6_K, "Q6_K", 256, 210},
+        {TENSOR_F32, "F32", 1, 4},       {TENSOR_F16, "F16", 1, 2},       {TENSOR_BF16, "BF16", 1, 2},
+        {TENSOR_Q8_0, "Q8_0", 32, 34},   {TENSOR_Q4_K, "Q4_K", 256, 144}, {TENSOR_Q6_K, "Q6_K", 256, 210},
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
         if (table[i].type == type)

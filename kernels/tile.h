@@ -1,5 +1,5 @@
-/* kernels/tile.h - what the reference and the AVX2 set do differently for quantised weights.
- * Internal to the room.
+/* kernels/tile.h - what the reference and the AVX2 set do differently for weights. Internal to the
+ * room.
  *
  * Products and experts are the same walk over the same tiles in both sets (product.c, experts.c): a
  * tile is up to eight outputs times up to TILE_ROWS rows of activations. A set fills this table
@@ -15,7 +15,7 @@
 #define TILE_OUTPUTS 8
 #define TILE_ROWS    32
 
-/* One matrix of quantised weights, borrowed. */
+/* One matrix of weights, borrowed. */
 struct tile_matrix {
     uint32_t type;
     const uint8_t *weights; /* [..][n_in] of type */
@@ -32,8 +32,9 @@ struct tile_ops {
     void (*quantize)(const float *x, size_t n_blocks, struct activation a);
     /* y[i] = silu(gate[i]) * up[i], i < n. y may be gate. */
     void (*swiglu)(const float *gate, const float *up, float *y, size_t n);
-    /* The outputs [first, last) of a product with F32 or F16 weights. */
-    void (*unquantised)(const struct product_args *args, size_t first, size_t last);
+    /* As product, for F32, F16 and BF16 weights and rows of plain values; see plain.h. */
+    void (*plain)(const struct tile_matrix *m, size_t out, size_t n_out, const float *const *x,
+                  size_t n_rows, float (*y)[TILE_OUTPUTS]);
 };
 
 extern const struct tile_ops tile_ops_reference, tile_ops_avx2;
@@ -51,17 +52,35 @@ int swiglu_push(const struct swiglu_args *args, const struct tile_ops *ops, stru
 typedef void combine_row_function(const struct combine_args *args, size_t row);
 int combine_push(const struct combine_args *args, combine_row_function *row, struct exec_stream *s);
 
-/* True for the types with a tile product. */
+/* True for the quantised types, whose products read quantised activations. */
 static inline bool tile_type(uint32_t type)
 {
-    return type == TENSOR_Q8_0 || type == TENSOR_Q4_K || type == TENSOR_Q6_K;
+    const struct tensor_type_info *info = tensor_type_find(type);
+    return info != NULL && info->block_values > 1;
 }
 
-/* The matrix [..][n_in] of a tile type; n_in is a whole number of its blocks. */
+/* The matrix [..][n_in] of a known type; n_in is a whole number of its blocks. */
 static inline struct tile_matrix tile_matrix(uint32_t type, const void *weights, size_t n_in)
 {
     struct tile_matrix m = {type, weights, n_in, tensor_row_bytes(type, n_in)};
     return m;
+}
+
+/* Up to TILE_ROWS rows of activations in the form that a matrix reads: only that form is set. */
+struct tile_rows {
+    struct activation quantised[TILE_ROWS];
+    const float *plain[TILE_ROWS];
+};
+
+/* ops->product or ops->plain, whichever the matrix wants. */
+static inline void tile_product(const struct tile_ops *ops, const struct tile_matrix *m, size_t out,
+                                size_t n_out, const struct tile_rows *x, size_t n_rows,
+                                float (*y)[TILE_OUTPUTS])
+{
+    if (tile_type(m->type))
+        ops->product(m, out, n_out, x->quantised, n_rows, y);
+    else
+        ops->plain(m, out, n_out, x->plain, n_rows, y);
 }
 
 /* How many tiles of `outputs` outputs make a piece worth waking a thread for: about ten

@@ -11,7 +11,7 @@
 #include <assert.h>
 #include <string.h>
 #include "kernels/expf_avx2.h"
-#include "kernels/ops_cpu.h"
+#include "kernels/plain.h"
 #include "kernels/tile.h"
 #include "kernels/single_avx2.h"
 #include "kernels/turned_avx2.h"
@@ -260,5 +260,5 @@ const struct tile_ops tile_ops_avx2 = {
     .product = product_tile,
     .quantize = quantize_blocks,
     .swiglu = swiglu_values,
-    .unquantised = product_rows_unquantised_avx2,
+    .plain = plain_tile_avx2,
 };

@@ -10,7 +10,7 @@
 #include <string.h>
 #include "kernels/blocks.h"
 #include "kernels/expf.h"
-#include "kernels/ops_cpu.h"
+#include "kernels/plain.h"
 #include "kernels/tile.h"
 
 /* 32 weights as rule 2 has them: value = a * n - b with n = q * scale[i / 16]. */
@@ -132,5 +132,5 @@ const struct tile_ops tile_ops_reference = {
     .product = product_tile,
     .quantize = quantize_blocks,
     .swiglu = swiglu_values,
-    .unquantised = product_rows_unquantised_reference,
+    .plain = plain_tile_reference,
 };

@@ -5,17 +5,17 @@ Test(embed, takes_each_token_its_own_row_and_zeros_for_none)
 {
     enum { D_MODEL = 512, N_VOCAB = 7, N_ROWS = 6 };
     static const int32_t tokens[N_ROWS] = {3, -1, 0, N_VOCAB, 6, 3};
-    static const uint32_t types[] = {TENSOR_F32, TENSOR_F16, TENSOR_Q8_0, TENSOR_Q4_K, TENSOR_Q6_K};
     struct card card = card_open(2);
     const struct kernel_set *set = set_named("reference");
     uint64_t state = 11;
-    for (size_t t = 0; t < sizeof types / sizeof types[0]; t++) {
-        size_t row_bytes = tensor_row_bytes(types[t], D_MODEL);
+    for (size_t t = 0; t < N_TYPES; t++) {
+        const uint32_t type = type_at(t);
+        size_t row_bytes = tensor_row_bytes(type, D_MODEL);
         uint8_t *table = bytes_of(row_bytes * N_VOCAB);
         for (size_t i = 0; i < row_bytes * N_VOCAB; i++)
             table[i] = (uint8_t)(random_bits(&state) >> 26); /* small bytes: no infinite scale */
         float *hidden = bytes_of(N_ROWS * D_MODEL * sizeof *hidden), one[D_MODEL];
-        struct embed_args args = {types[t], table, N_VOCAB, D_MODEL, N_ROWS, tokens, hidden};
+        struct embed_args args = {type, table, N_VOCAB, D_MODEL, N_ROWS, tokens, hidden};
         cr_assert_eq(set->embed(&args, card.stream), 0);
         card_wait(&card);
         for (size_t r = 0; r < N_ROWS; r++) {
@@ -23,7 +23,7 @@ Test(embed, takes_each_token_its_own_row_and_zeros_for_none)
             memset(one, 0, sizeof one);
             if (tokens[r] >= 0 && tokens[r] < N_VOCAB) {
                 struct embed_args alone = {
-                    types[t], table + (size_t)tokens[r] * row_bytes, 1, D_MODEL, 1, &first, one};
+                    type, table + (size_t)tokens[r] * row_bytes, 1, D_MODEL, 1, &first, one};
                 cr_assert_eq(set->embed(&alone, card.stream), 0);
                 card_wait(&card);
             }
@@ -34,7 +34,7 @@ Test(embed, takes_each_token_its_own_row_and_zeros_for_none)
     card_close(&card);
 }
 
-Test(embed, reads_f32_and_f16_exactly)
+Test(embed, reads_f32_f16_and_bf16_exactly)
 {
     struct card card = card_open(1);
     const struct kernel_set *set = set_named("reference");
@@ -52,6 +52,12 @@ Test(embed, reads_f32_and_f16_exactly)
     cr_assert_eq(set->embed(&args, card.stream), 0);
     card_wait(&card);
     cr_assert_eq(memcmp(got, wanted, sizeof wanted), 0);
+    const uint16_t bfloats[4] = {0x3fc0, 0x8001, 0x7f7f, 0xff80};
+    const float wide[4] = {1.5f, -0x1p-133f, 0x1.fep127f, -INFINITY};
+    args = (struct embed_args){TENSOR_BF16, bfloats, 1, 4, 1, &token, got};
+    cr_assert_eq(set->embed(&args, card.stream), 0);
+    card_wait(&card);
+    cr_assert_eq(memcmp(got, wide, sizeof wide), 0);
     card_close(&card);
 }
 

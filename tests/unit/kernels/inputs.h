@@ -17,6 +17,16 @@ enum input_kind {
 static const uint32_t quantised_types[] = {TENSOR_Q8_0, TENSOR_Q4_K, TENSOR_Q6_K};
 #define N_QUANTISED_TYPES (sizeof quantised_types / sizeof quantised_types[0])
 
+static const uint32_t plain_types[] = {TENSOR_F32, TENSOR_F16, TENSOR_BF16};
+#define N_PLAIN_TYPES (sizeof plain_types / sizeof plain_types[0])
+#define N_TYPES       (N_PLAIN_TYPES + N_QUANTISED_TYPES)
+
+/* Every computed type, i < N_TYPES. */
+static inline uint32_t type_at(size_t i)
+{
+    return i < N_PLAIN_TYPES ? plain_types[i] : quantised_types[i - N_PLAIN_TYPES];
+}
+
 /* xorshift64*: a fixed sequence for a fixed start. */
 static inline uint32_t random_bits(uint64_t *state)
 {
@@ -50,6 +60,19 @@ static inline void halves_set(uint32_t type, uint8_t *block, uint16_t d, uint16_
         memcpy(block + 2, &dmin, sizeof dmin);
 }
 
+/* One value of a plain type: 2^-6 at most, so that dot products stay in range. */
+static inline void plain_set(uint32_t type, uint8_t *to, uint64_t *state)
+{
+    float value = random_value(state) * 0x1p-6f;
+    _Float16 half = (_Float16)value;
+    if (type == TENSOR_F32)
+        memcpy(to, &value, sizeof value);
+    else if (type == TENSOR_F16)
+        memcpy(to, &half, sizeof half);
+    else
+        memcpy(to, (const uint8_t *)&value + 2, 2);
+}
+
 /* Rows of weights; freed by the caller. */
 static inline void *weights_of(uint32_t type, size_t n_in, size_t n_out, enum input_kind kind,
                                uint64_t *state)
@@ -62,6 +85,10 @@ static inline void *weights_of(uint32_t type, size_t n_in, size_t n_out, enum in
     if (kind == INPUT_EXTREMES)
         memset(w, type == TENSOR_Q8_0 ? 0x80 : 0xff, bytes);
     for (size_t at = 0; at < bytes; at += info->block_bytes) {
+        if (info->block_values == 1) {
+            plain_set(type, w + at, state);
+            continue;
+        }
         if (kind == INPUT_EXTREMES && type == TENSOR_Q6_K) {
             /* -32 with scales of -128: the largest integer sum there is */
             memset(w + at, 0, 192);

@@ -3,16 +3,22 @@
 
 static const char *const names[] = {"reference", "avx2", "float"};
 
-/* F32 or F16 weights, finite, and the same as fp32. */
+/* F32, F16 or BF16 weights, finite, and the same as fp32. */
 static void *plain_weights(uint32_t type, size_t n, float *wide, uint64_t *state)
 {
-    void *w = bytes_of(n * (type == TENSOR_F16 ? sizeof(uint16_t) : sizeof(float)));
+    void *w = bytes_of(n * tensor_row_bytes(type, 1));
     for (size_t i = 0; i < n; i++) {
         wide[i] = random_value(state);
         if (type == TENSOR_F16) {
             _Float16 half = (_Float16)wide[i];
             memcpy((uint16_t *)w + i, &half, sizeof half);
             wide[i] = (float)half;
+        } else if (type == TENSOR_BF16) {
+            uint32_t bits;
+            memcpy(&bits, &wide[i], sizeof bits);
+            ((uint16_t *)w)[i] = (uint16_t)(bits >> 16);
+            bits &= 0xffff0000u;
+            memcpy(&wide[i], &bits, sizeof bits);
         } else {
             ((float *)w)[i] = wide[i];
         }
@@ -59,11 +65,11 @@ Test(product, unquantised_weights_give_the_same_bits_in_every_exact_set)
 {
     static const size_t widths[] = {1, 15, 16, 31, 64, 100, 768}, rows[] = {1, 3, 4, 9};
     struct card card = card_open(2);
-    for (int type = 0; type < 2; type++)
+    for (size_t t = 0; t < N_PLAIN_TYPES; t++)
         for (size_t i = 0; i < 7; i++)
             for (size_t r = 0; r < 4; r++)
                 for (int kind = 0; kind < INPUT_KINDS; kind++)
-                    product_compare(&card, type == 0 ? TENSOR_F32 : TENSOR_F16, widths[i], rows[r],
+                    product_compare(&card, plain_types[t], widths[i], rows[r],
                                     (enum input_kind)kind);
     card_close(&card);
 }
@@ -94,24 +100,13 @@ Test(router, sets_agree_choices_follow_the_definition_and_rows_do_not_depend_on_
     float *x = values_of(N_ROWS * N_IN, INPUT_RANDOM, &state);
     for (int i = 0; i < N_ROWS; i++)
         positions[i] = i == 9 ? -1 : i;
-    for (int type = 0; type < 2; type++)
+    for (size_t t = 0; t < N_PLAIN_TYPES; t++)
         for (int threads = 1; threads <= 3; threads++) {
             struct card card = card_open(threads);
-            void *w =
-                plain_weights(type == 0 ? TENSOR_F32 : TENSOR_F16, N_EXPERTS * N_IN, wide, &state);
-            struct router_args args = {type == 0 ? TENSOR_F32 : TENSOR_F16,
-                                       w,
-                                       x,
-                                       N_IN,
-                                       N_EXPERTS,
-                                       N_USED,
-                                       N_ROWS,
-                                       true,
-                                       2.5f,
-                                       logits,
-                                       NULL,
-                                       NULL,
-                                       positions};
+            void *w = plain_weights(plain_types[t], N_EXPERTS * N_IN, wide, &state);
+            struct router_args args = {plain_types[t], w,      x,        N_IN, N_EXPERTS,
+                                       N_USED,         N_ROWS, true,     2.5f, logits,
+                                       NULL,           NULL,   positions};
             struct routing first = route(set_named("reference"), &card, args);
             if (set_named("avx2") != NULL) {
                 struct routing second = route(set_named("avx2"), &card, args);
