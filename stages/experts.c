@@ -21,14 +21,14 @@ static size_t align_up(size_t n)
     return (n + BLOB_ALIGN - 1) / BLOB_ALIGN * BLOB_ALIGN;
 }
 
-static const struct model_layer *layer_of(const struct experts *x, size_t layer)
+static const struct model_layer *layer_of(const struct experts *x, size_t group)
 {
-    return &x->set.model->layers[x->set.layer_first + layer];
+    return &x->set.model->layers[x->set.layer_first + x->layers[group]];
 }
 
 static struct expert_address *address_of(const struct experts *x, struct cache_key key)
 {
-    return &x->set.addresses[(size_t)key.group * x->n_experts + key.index];
+    return &x->set.addresses[(size_t)x->layers[key.group] * x->n_experts + key.index];
 }
 
 static void point_to_file(struct experts *x, struct cache_key key)
@@ -49,10 +49,10 @@ static void point_to_slot(struct experts *x, struct cache_key key, size_t slot)
         .gate = base, .up = base + at->up_at, .down = base + at->down_at, .resident = 1};
 }
 
-static void lay_out(struct experts *x, size_t layer)
+static void lay_out(struct experts *x, size_t group)
 {
-    const struct model_layer *l = layer_of(x, layer);
-    struct expert_layout *at = &x->layouts[layer];
+    const struct model_layer *l = layer_of(x, group);
+    struct expert_layout *at = &x->layouts[group];
     (void)model_expert(&l->gate_exps, 0, &at->gate_bytes);
     (void)model_expert(&l->up_exps, 0, &at->up_bytes);
     (void)model_expert(&l->down_exps, 0, &at->down_bytes);
@@ -89,7 +89,7 @@ static int open_cache(struct experts *x, struct error *err)
     x->n_segments_floor =
         segments_for(x, floor_slots < x->n_slots_full ? floor_slots : x->n_slots_full);
     struct cache_settings cs = {.slot_bytes = x->slot_bytes,
-                                .n_groups = x->n_layers,
+                                .n_groups = x->n_groups,
                                 .n_indexes = x->n_experts,
                                 .half_life_touches = HALF_LIFE_USES * (double)x->n_slots_full};
     return cache_open(&x->cache, &x->pool, &cs, n_segments, err);
@@ -103,15 +103,21 @@ int experts_open(struct experts *x, const struct experts_settings *settings, str
     x->n_layers = settings->layer_last - settings->layer_first + 1;
     x->n_experts = g->n_experts;
     x->n_used = g->n_experts_used;
-    if (x->n_experts == 0)
-        return 0;
-    x->n_slots_full = x->n_layers * x->n_experts;
     x->layouts = calloc(x->n_layers, sizeof *x->layouts);
-    if (x->layouts == NULL)
+    x->layers = calloc(x->n_layers, sizeof *x->layers);
+    if (x->layouts == NULL || x->layers == NULL) {
+        experts_close(x);
         return error_set(err, EBB_ENOMEM, "experts: no memory for the layouts of %zu layers",
                          x->n_layers);
-    for (size_t l = 0; l < x->n_layers; l++)
-        lay_out(x, l);
+    }
+    for (uint32_t l = 0; l < x->n_layers; l++)
+        if (settings->model->layers[settings->layer_first + l].router.data != NULL)
+            x->layers[x->n_groups++] = l;
+    if (x->n_groups == 0)
+        return 0;
+    x->n_slots_full = x->n_groups * x->n_experts;
+    for (size_t group = 0; group < x->n_groups; group++)
+        lay_out(x, group);
     int rc = open_cache(x, err);
     if (rc == 0)
         rc = settings->exec->stream_open(settings->card, &x->upload, err);
@@ -121,9 +127,9 @@ int experts_open(struct experts *x, const struct experts_settings *settings, str
         experts_close(x);
         return rc;
     }
-    for (uint32_t l = 0; l < x->n_layers; l++)
+    for (uint32_t group = 0; group < x->n_groups; group++)
         for (uint32_t e = 0; e < x->n_experts; e++)
-            point_to_file(x, (struct cache_key){l, e});
+            point_to_file(x, (struct cache_key){group, e});
     return 0;
 }
 
@@ -137,6 +143,7 @@ void experts_close(struct experts *x)
         cache_close(x->cache);
     if (x->pool.segments != NULL)
         pool_close(&x->pool);
+    free(x->layers);
     free(x->layouts);
     memset(x, 0, sizeof *x);
 }
@@ -231,13 +238,14 @@ int experts_settle(struct experts *x, bool start_new, struct error *err)
 
 void experts_fold_heat(struct experts *x)
 {
-    for (uint32_t l = 0; l < x->n_layers; l++)
+    for (uint32_t group = 0; group < x->n_groups; group++) {
+        uint32_t *uses = x->set.heat + (size_t)x->layers[group] * x->n_experts;
         for (uint32_t e = 0; e < x->n_experts; e++) {
-            uint32_t *uses = &x->set.heat[(size_t)l * x->n_experts + e];
-            if (*uses != 0)
-                cache_touch(x->cache, (struct cache_key){l, e}, *uses);
-            *uses = 0;
+            if (uses[e] != 0)
+                cache_touch(x->cache, (struct cache_key){group, e}, uses[e]);
+            uses[e] = 0;
         }
+    }
 }
 
 int experts_shrink_begin(struct experts *x, size_t n_segments, struct exec_stream *s,

@@ -34,7 +34,9 @@ struct expert_layout { /* of a layer's experts in a slot */
 struct experts {
     struct experts_settings set;
     size_t n_layers, n_experts, n_used;
-    struct expert_layout *layouts; /* owned [n_layers] */
+    size_t n_groups;               /* layers with routed experts: the cache's groups */
+    uint32_t *layers;              /* owned [n_groups]: the stage's layer of each */
+    struct expert_layout *layouts; /* owned [n_groups] */
     struct pool pool;
     struct cache *cache; /* NULL: the model has no experts */
     size_t slot_bytes, n_slots_full, n_segments_full, n_segments_floor;

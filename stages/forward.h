@@ -48,7 +48,8 @@ struct forward {
     float *hidden; /* [n_rows][d_model]: what links carry */
     float *normed, *q, *k, *v, *attended, *angles, *router_logits, *mix, *expert_outputs,
         *head_hidden, *logits;
-    int32_t *routed; /* [n_rows][n_experts_used] */
+    float *gate, *up, *shared_output; /* [n_rows][d_ff or d_shared] twice, [n_rows][d_model] */
+    int32_t *routed;                  /* [n_rows][n_experts_used] */
     void *activations, *experts_scratch, *sample_scratch;
 };
 

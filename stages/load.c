@@ -181,8 +181,8 @@ static void fill_order(struct stage *s)
 {
     struct experts *x = &s->experts;
     for (uint32_t e = 0; x->cache != NULL && e < x->n_experts; e++)
-        for (uint32_t l = 0; l < x->n_layers; l++)
-            cache_touch(x->cache, (struct cache_key){l, e},
+        for (uint32_t group = 0; group < x->n_groups; group++)
+            cache_touch(x->cache, (struct cache_key){group, e},
                         FILL_ORDER_HEAT * (double)(x->n_experts - e));
 }
 
@@ -278,8 +278,8 @@ void load_go(struct stage *s)
     s->load_started_us = now_us();
     s->load_done_bytes = s->load_told_bytes = 0;
     s->load_total_bytes = s->weights.copy_bytes;
-    for (size_t l = 0; s->experts.cache != NULL && l < s->n_layers; l++) {
-        const struct expert_layout *at = &s->experts.layouts[l];
+    for (size_t group = 0; group < s->experts.n_groups; group++) {
+        const struct expert_layout *at = &s->experts.layouts[group];
         s->load_total_bytes +=
             (at->gate_bytes + at->up_bytes + at->down_bytes) * s->experts.n_experts;
     }

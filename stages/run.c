@@ -79,7 +79,7 @@ static void say_ran(struct stage *s, const struct item *it, bool ran)
 {
     static char list[LINE_BYTES_MAX / 2];
     struct line_writer w;
-    uint32_t per_row = ran ? (uint32_t)(s->experts.n_used * s->n_layers) : 0;
+    uint32_t per_row = ran ? (uint32_t)(s->experts.n_used * s->experts.n_groups) : 0;
     line_begin(&w, s->line, sizeof s->line, "RAN");
     line_u64(&w, "epoch", it->epoch);
     line_u64(&w, "step", it->step);

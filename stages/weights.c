@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TENSORS_PER_LAYER 9
+#define TENSORS_PER_LAYER 20
 #define TENSOR_ALIGN      256
 
 static size_t align_up(size_t n)
@@ -37,17 +37,21 @@ static void rebase(const struct weights *w, struct weight *t)
 
 static void layer_each(struct layer_weights *l, struct weight *list[TENSORS_PER_LAYER])
 {
-    struct weight *all[TENSORS_PER_LAYER] = {&l->attn_norm, &l->q,        &l->k,
-                                             &l->v,         &l->o,        &l->q_norm,
-                                             &l->k_norm,    &l->ffn_norm, &l->router};
+    struct weight *all[TENSORS_PER_LAYER] = {
+        &l->attn_norm, &l->q,           &l->k,         &l->v,           &l->o,
+        &l->q_norm,    &l->k_norm,      &l->q_bias,    &l->k_bias,      &l->v_bias,
+        &l->o_bias,    &l->ffn_norm,    &l->gate,      &l->up,          &l->down,
+        &l->router,    &l->gate_shared, &l->up_shared, &l->down_shared, &l->shared_router};
     memcpy(list, all, sizeof all);
 }
 
 static void place_layer(struct weights *w, const struct model_layer *m, struct layer_weights *l)
 {
-    const struct tensor_view *from[TENSORS_PER_LAYER] = {&m->attn_norm, &m->q,        &m->k,
-                                                         &m->v,         &m->o,        &m->q_norm,
-                                                         &m->k_norm,    &m->ffn_norm, &m->router};
+    const struct tensor_view *from[TENSORS_PER_LAYER] = {
+        &m->attn_norm, &m->q,           &m->k,         &m->v,           &m->o,
+        &m->q_norm,    &m->k_norm,      &m->q_bias,    &m->k_bias,      &m->v_bias,
+        &m->o_bias,    &m->ffn_norm,    &m->gate,      &m->up,          &m->down,
+        &m->router,    &m->gate_shared, &m->up_shared, &m->down_shared, &m->shared_router};
     struct weight *to[TENSORS_PER_LAYER];
     layer_each(l, to);
     for (size_t i = 0; i < TENSORS_PER_LAYER; i++)

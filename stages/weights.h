@@ -14,7 +14,8 @@ struct weight { /* a matrix or vector on the card, as the file stores it */
 };
 
 struct layer_weights {
-    struct weight attn_norm, q, k, v, o, q_norm, k_norm, ffn_norm, router;
+    struct weight attn_norm, q, k, v, o, q_norm, k_norm, q_bias, k_bias, v_bias, o_bias, ffn_norm;
+    struct weight gate, up, down, router, gate_shared, up_shared, down_shared, shared_router;
 };
 
 struct weight_copy {

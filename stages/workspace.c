@@ -1,0 +1,117 @@
+/* stages/workspace.c - the fixed-address buffers of the forward pass: what kernels and the control thread share, and what only
+ * kernels touch (see forward.h).
+ *
+ * Two passes over the same list of buffers: the first adds up sizes, the second gives addresses. Nothing is allocated afterwards. Owns
+ * both blocks. Threads: opened and closed by the control thread while nothing runs.
+ */
+#include "stages/forward.h"
+
+#include <string.h>
+
+#define BUFFER_ALIGN 256
+
+/* Carves buffers out of the workspace. With base NULL it only adds up. */
+struct carver {
+    unsigned char *base;
+    size_t at;
+};
+
+static void *carve(struct carver *c, size_t count, size_t bytes)
+{
+    void *p = c->base != NULL ? c->base + c->at : NULL;
+    c->at += (count * bytes + BUFFER_ALIGN - 1) / BUFFER_ALIGN * BUFFER_ALIGN;
+    return p;
+}
+
+static size_t larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+static void carve_in_and_out(struct forward *f, struct carver *c)
+{
+    const struct forward_shape *s = &f->shape;
+    const struct model_geometry *g = s->geometry;
+    size_t rows = s->n_rows, table = s->n_layers * g->n_experts;
+    f->in.tokens = carve(c, rows, sizeof(int32_t));
+    f->in.positions = carve(c, rows, sizeof(int32_t));
+    f->in.row_sequence = carve(c, rows, sizeof(int32_t));
+    f->in.tables = carve(c, s->n_sequences * s->table_stride, sizeof(int32_t));
+    f->in.head_index = carve(c, rows, sizeof(int32_t));
+    f->in.sample = carve(c, rows, sizeof(struct sample_params));
+    f->in.addresses = carve(c, table, sizeof(struct expert_address));
+    f->in.inv_freq = carve(c, g->n_rot / 2, sizeof(double));
+    f->out.heat = carve(c, table, sizeof(uint32_t));
+    f->out.hits = carve(c, rows, sizeof(uint32_t));
+    f->out.ids = carve(c, f->head_rows, sizeof(int32_t));
+    f->out.top_ids = carve(c, f->head_rows * FORWARD_TOP_MAX, sizeof(int32_t));
+    f->out.top_values = carve(c, f->head_rows * FORWARD_TOP_MAX, sizeof(float));
+}
+
+static void carve_activations(struct forward *f, struct carver *c)
+{
+    const struct model_geometry *g = f->shape.geometry;
+    const struct kernel_set *k = f->kernels;
+    size_t rows = f->shape.n_rows, heads = (size_t)g->n_heads * g->head_dim,
+           kv_heads = (size_t)g->n_kv_heads * g->head_dim;
+    size_t width = larger(g->d_ff, g->d_shared); /* of a feed-forward that is not routed */
+    f->hidden = carve(c, rows * g->d_model, sizeof(float));
+    f->normed = carve(c, rows * g->d_model, sizeof(float));
+    f->activations = carve(c, rows, k->activation_bytes(larger(larger(g->d_model, heads), width)));
+    f->q = carve(c, rows * heads, sizeof(float));
+    f->k = carve(c, rows * kv_heads, sizeof(float));
+    f->v = carve(c, rows * kv_heads, sizeof(float));
+    f->attended = carve(c, rows * heads, sizeof(float));
+    f->angles = carve(c, rows * g->n_rot, sizeof(float));
+    f->gate = carve(c, rows * width, sizeof(float));
+    f->up = carve(c, rows * width, sizeof(float));
+    if (g->d_shared > 0)
+        f->shared_output = carve(c, rows * g->d_model, sizeof(float));
+    if (g->n_experts > 0) {
+        f->router_logits = carve(c, rows * g->n_experts, sizeof(float));
+        f->routed = carve(c, rows * g->n_experts_used, sizeof(int32_t));
+        f->mix = carve(c, rows * g->n_experts_used, sizeof(float));
+        f->expert_outputs = carve(c, rows * g->n_experts_used * g->d_model, sizeof(float));
+        f->experts_scratch = carve(c, 1,
+                                   k->experts_scratch_bytes(rows, g->n_experts_used, g->n_experts,
+                                                            g->d_model, g->d_expert));
+    }
+    if (f->shape.is_last) {
+        f->head_hidden = carve(c, f->head_rows * g->d_model, sizeof(float));
+        f->logits = carve(c, f->head_rows * g->n_vocab, sizeof(float));
+        f->sample_scratch = carve(c, 1, k->sample_scratch_bytes(FORWARD_SAMPLE_ROWS, g->n_vocab));
+    }
+}
+
+int forward_open(struct forward *f, struct vmm_driver *driver, const struct kernel_set *kernels,
+                 const struct forward_shape *shape, struct error *err)
+{
+    memset(f, 0, sizeof *f);
+    f->shape = *shape;
+    f->kernels = kernels;
+    f->head_rows = shape->n_rows < FORWARD_HEAD_ROWS ? shape->n_rows : FORWARD_HEAD_ROWS;
+    struct carver shared = {0}, memory = {0};
+    carve_in_and_out(f, &shared);
+    carve_activations(f, &memory);
+    int rc = shape->exec->shared_alloc(shape->card, shared.at, &f->shared, err);
+    if (rc == 0)
+        rc = fixed_block_open(&f->memory, driver, memory.at, err);
+    if (rc != 0) {
+        forward_close(f);
+        return rc;
+    }
+    shared = (struct carver){.base = f->shared};
+    memory = (struct carver){.base = f->memory.base};
+    carve_in_and_out(f, &shared);
+    carve_activations(f, &memory);
+    memcpy(f->in.inv_freq, shape->geometry->inv_freq, shape->geometry->n_rot / 2 * sizeof(double));
+    return 0;
+}
+
+void forward_close(struct forward *f)
+{
+    fixed_block_close(&f->memory);
+    if (f->shared != NULL)
+        f->shape.exec->shared_free(f->shape.card, f->shared);
+    memset(f, 0, sizeof *f);
+}
