@@ -330,7 +330,7 @@ int message_range(const struct message *m, const char *key, uint32_t *first, uin
 int ids_next(const char **cursor, int32_t max, int32_t *id, struct error *err)
 {
     const char *text = *cursor, *stop = text;
-    uint64_t v;
+    uint64_t v = 0;
     int rc;
 
     while (*stop >= '0' && *stop <= '9')
