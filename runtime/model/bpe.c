@@ -1,9 +1,8 @@
 /* runtime/model/bpe.c - the merges of a vocabulary, and merging a word by them.
  *
- * A word is a doubly linked list of symbols, one per byte at first; a heap holds the merges that
- * its neighbours could make, ordered by rank, then by place. Joining two symbols leaves old
- * candidates in the heap: they are recognised when they come up, because their pair is no longer
- * there. Each join takes one candidate and adds at most two, so the heap never holds more than 2 n.
+ * A word is a doubly linked list of symbols, one per byte at first; a heap (merge_heap.h) holds the
+ * merges that its neighbours could make, ordered by rank, then by place. Joining two symbols leaves
+ * old candidates in it: they are recognised when they come up, because their pair is no longer there.
  * Refused at open: merges that name unknown tokens. The work space is kept from word to word,
  * except that of an unusually long one.
  */
@@ -24,12 +23,6 @@ struct bpe_merge {
 struct bpe_symbol {
     int32_t id; /* -1: joined to the one before it */
     uint32_t previous, next;
-};
-
-struct bpe_candidate {
-    uint32_t rank;
-    uint32_t at; /* the left symbol */
-    int32_t left, right;
 };
 
 static struct bpe_merge *slot_of(const struct bpe *b, int32_t left, int32_t right)
@@ -101,9 +94,9 @@ int bpe_open(struct bpe *b, const struct vocab *v, const struct gguf *g, struct 
 static void work_space_free(struct bpe *b)
 {
     free(b->symbols);
-    free(b->heap);
+    free(b->heap.items);
     b->symbols = NULL;
-    b->heap = NULL;
+    b->heap.items = NULL;
     b->n_symbols_max = 0;
 }
 
@@ -123,44 +116,13 @@ static int work_space(struct bpe *b, size_t n)
     work_space_free(b);
     n = n < KEPT_SYMBOLS ? KEPT_SYMBOLS : n;
     b->symbols = malloc(n * sizeof *b->symbols);
-    b->heap = malloc(2 * n * sizeof *b->heap);
-    if (b->symbols == NULL || b->heap == NULL) {
+    b->heap.items = malloc(2 * n * sizeof *b->heap.items);
+    if (b->symbols == NULL || b->heap.items == NULL) {
         work_space_free(b);
         return EBB_ENOMEM;
     }
     b->n_symbols_max = n;
     return 0;
-}
-
-static bool comes_before(const struct bpe_candidate *x, const struct bpe_candidate *y)
-{
-    return x->rank != y->rank ? x->rank < y->rank : x->at < y->at;
-}
-
-static void heap_push(struct bpe *b, struct bpe_candidate c)
-{
-    size_t i = b->n_heap++;
-    while (i > 0 && comes_before(&c, &b->heap[(i - 1) / 2])) {
-        b->heap[i] = b->heap[(i - 1) / 2];
-        i = (i - 1) / 2;
-    }
-    b->heap[i] = c;
-}
-
-static struct bpe_candidate heap_pop(struct bpe *b)
-{
-    struct bpe_candidate first = b->heap[0], last = b->heap[--b->n_heap];
-    size_t i = 0, child;
-    while ((child = 2 * i + 1) < b->n_heap) {
-        if (child + 1 < b->n_heap && comes_before(&b->heap[child + 1], &b->heap[child]))
-            child++;
-        if (!comes_before(&b->heap[child], &last))
-            break;
-        b->heap[i] = b->heap[child];
-        i = child;
-    }
-    b->heap[i] = last;
-    return first;
 }
 
 /* The merge of symbol `at` and the one after it, if there is one. */
@@ -171,10 +133,10 @@ static void consider(struct bpe *b, uint32_t at)
     int32_t left = b->symbols[at].id, right = b->symbols[b->symbols[at].next].id;
     const struct bpe_merge *m = slot_of(b, left, right);
     if (m->left >= 0)
-        heap_push(b, (struct bpe_candidate){m->rank, at, left, right});
+        merge_heap_push(&b->heap, (struct merge_candidate){m->rank, at, left, right});
 }
 
-static void join(struct bpe *b, const struct bpe_candidate *c)
+static void join(struct bpe *b, const struct merge_candidate *c)
 {
     struct bpe_symbol *left = &b->symbols[c->at];
     if (left->id != c->left || left->next == NO_SYMBOL || b->symbols[left->next].id != c->right)
@@ -198,11 +160,11 @@ static void merge_word(struct bpe *b, const unsigned char *word, size_t n)
             .previous = i > 0 ? (uint32_t)i - 1 : NO_SYMBOL,
             .next = i + 1 < n ? (uint32_t)i + 1 : NO_SYMBOL,
         };
-    b->n_heap = 0;
+    b->heap.n = 0;
     for (size_t i = 0; i < n; i++)
         consider(b, (uint32_t)i);
-    while (b->n_heap > 0) {
-        struct bpe_candidate c = heap_pop(b);
+    while (b->heap.n > 0) {
+        struct merge_candidate c = merge_heap_pop(&b->heap);
         join(b, &c);
     }
 }

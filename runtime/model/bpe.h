@@ -5,19 +5,19 @@
  * at a time (the work space of a word is kept). Lifetime: the vocab must outlive it.
  */
 #pragma once
+#include "runtime/model/merge_heap.h"
 #include "runtime/model/vocab.h"
 
 struct bpe_merge;
 struct bpe_symbol;
-struct bpe_candidate;
 
 struct bpe {
     const struct vocab *vocab;  /* borrowed */
     struct bpe_merge *merges;   /* owned, open addressing by pair of ids */
     size_t n_slots;             /* a power of two */
     struct bpe_symbol *symbols; /* owned work space [n_symbols_max] */
-    struct bpe_candidate *heap; /* owned work space [2 * n_symbols_max] */
-    size_t n_symbols_max, n_heap;
+    struct merge_heap heap;     /* owned work space [2 * n_symbols_max] */
+    size_t n_symbols_max;
 };
 
 /* EBB_EFORMAT, EBB_ENOMEM; on failure it is closed. */

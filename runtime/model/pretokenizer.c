@@ -1,90 +1,82 @@
-/* runtime/model/pretokenizer.c - the patterns of the pre-tokenisers in use, matched by PCRE2.
+/* runtime/model/pretokenizer.c - cutting text by a pre-tokeniser's patterns (pretokenizer_table.h),
+ * matched by PCRE2.
  *
- * Owns the compiled pattern and the memory of a match. The just-in-time compiler is used where the
- * library has it; results are the same without. Text must be valid UTF-8 (the tokenizer cuts it
- * so): PCRE2 is told not to check again, which would make a long text quadratic. Refused by name: a
- * pre-tokeniser that is not in the table; a guess would give other tokens than the model was
- * trained on.
- *
- * The patterns are the published ones of the models. They say \s for Unicode's White_Space, PCRE2's
- * \s differs from it by U+180E: so the set is spelled out.
+ * Owns the compiled patterns and the memory of their matches. The just-in-time compiler is used
+ * where the library has it; results are the same without. Text must be valid UTF-8 (the tokenizer
+ * cuts it so): PCRE2 is told not to check again, which would make a long text quadratic. Every stage
+ * sees the piece of the stage before as if it were a whole text: what looks ahead stops at its end.
+ * Refused by name: a pre-tokeniser that is not in the table; a guess would give other tokens than
+ * the model was trained on.
  */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "runtime/model/pretokenizer.h"
 #include <pcre2.h>
 #include <string.h>
+#include "runtime/model/pretokenizer_table.h"
 #include "runtime/model/show.h"
 
-#define SPACES                                                                                     \
-    "\\t-\\r "                                                                                     \
-    "\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
-#define SPACE           "[" SPACES "]"
-#define TRAILING_SPACES SPACE "+(?![^" SPACES "])|" SPACE "+"
-#define OTHER           "[^" SPACES "\\p{L}\\p{N}]"
+#define N_ROWS (sizeof table / sizeof table[0])
 
-#define PATTERN_GPT2 "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?" OTHER "+|" TRAILING_SPACES
-#define PATTERN_LLAMA3(digits)                                                                     \
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits "| ?" OTHER               \
-    "+[\\r\\n]*|" SPACE "*[\\r\\n]+|" TRAILING_SPACES
-
-struct pretokenizer_row {
-    const char *name; /* tokenizer.ggml.pre */
-    const char *pattern;
-    bool adds_bos, whole_words;
-};
-
-static const struct pretokenizer_row table[] = {
-    {"gpt-2", PATTERN_GPT2, false, false},
-    {"olmo", PATTERN_GPT2, false, false},
-    {"llama-bpe", PATTERN_LLAMA3("\\p{N}{1,3}"), true, true},
-    {"qwen2", PATTERN_LLAMA3("\\p{N}"), false, false},
-};
+static int row_unknown(const struct gguf *g, struct gguf_string name, struct error *err)
+{
+    char shown[SHOWN_BYTES], known[320] = "";
+    size_t at = 0;
+    for (size_t i = 0; i < N_ROWS && at < sizeof known; i++)
+        at += (size_t)snprintf(known + at, sizeof known - at, "%s%s", i == 0 ? "" : ", ",
+                               table[i].name);
+    return error_set(err, EBB_EUNSUPPORTED,
+                     "%s: metadata key tokenizer.ggml.pre: got \"%s\", wants one of %s",
+                     show_path(gguf_path(g)), show_name(name, shown), known);
+}
 
 static int row_find(const struct pretokenizer_row **row, const struct gguf *g, struct error *err)
 {
-    struct gguf_string name;
-    char shown[SHOWN_BYTES];
+    struct gguf_string name = {"default", 7};
     int rc = gguf_text(g, "tokenizer.ggml.pre", &name, err);
-    if (rc == EBB_ENOENT)
-        return error_set(err, EBB_EFORMAT,
-                         "%s: metadata key tokenizer.ggml.pre: wants a name, got none",
-                         show_path(gguf_path(g)));
-    if (rc != 0)
+    if (rc != 0 && rc != EBB_ENOENT)
         return rc;
-    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+    for (size_t i = 0; i < N_ROWS; i++)
         if (strlen(table[i].name) == name.n_bytes &&
             memcmp(table[i].name, name.bytes, name.n_bytes) == 0) {
             *row = &table[i];
             return 0;
         }
-    return error_set(
-        err, EBB_EUNSUPPORTED,
-        "%s: metadata key tokenizer.ggml.pre: wants gpt-2, olmo, llama-bpe or qwen2, got \"%s\"",
-        show_path(gguf_path(g)), show_name(name, shown));
+    return row_unknown(g, name, err);
+}
+
+static int stage_open(struct pretokenizer *p, const char *pattern, struct error *err)
+{
+    int number = 0;
+    PCRE2_SIZE offset = 0;
+    pcre2_code *code = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED,
+                                     PCRE2_UTF | PCRE2_UCP, &number, &offset, NULL);
+    p->stages[p->n_stages].code = code;
+    if (code != NULL) {
+        (void)pcre2_jit_compile(code, PCRE2_JIT_COMPLETE); /* or it is interpreted */
+        p->stages[p->n_stages].match = pcre2_match_data_create_from_pattern(code, NULL);
+    }
+    if (p->stages[p->n_stages++].match != NULL)
+        return 0;
+    return error_set(err, EBB_ENOMEM, "pre-tokeniser: PCRE2 gives error %d at %zu of its pattern",
+                     number, (size_t)offset);
 }
 
 int pretokenizer_open(struct pretokenizer *p, const struct gguf *g, struct error *err)
 {
-    int number = 0;
-    PCRE2_SIZE offset = 0;
     memset(p, 0, sizeof *p);
     int rc = row_find(&p->row, g, err);
     if (rc != 0)
         return rc;
     p->adds_bos = p->row->adds_bos;
     p->whole_words = p->row->whole_words;
-    p->code = pcre2_compile((PCRE2_SPTR)p->row->pattern, PCRE2_ZERO_TERMINATED,
-                            PCRE2_UTF | PCRE2_UCP, &number, &offset, NULL);
-    if (p->code != NULL) {
-        (void)pcre2_jit_compile(p->code, PCRE2_JIT_COMPLETE); /* or it is interpreted */
-        p->match = pcre2_match_data_create_from_pattern(p->code, NULL);
-        p->context = pcre2_match_context_create(NULL);
-    }
-    if (p->match == NULL || p->context == NULL) {
+    p->context = pcre2_match_context_create(NULL);
+    if (p->context == NULL)
+        rc = error_set(err, EBB_ENOMEM, "pre-tokeniser: no memory");
+    for (size_t i = 0; rc == 0 && p->row->patterns[i] != NULL; i++)
+        rc = stage_open(p, p->row->patterns[i], err);
+    if (rc != 0) {
         pretokenizer_close(p);
-        return error_set(err, EBB_ENOMEM,
-                         "pre-tokeniser: PCRE2 gives error %d at %zu of its pattern", number,
-                         (size_t)offset);
+        return rc;
     }
     /* a run of one class may be as long as the text */
     p->stack = pcre2_jit_stack_create(32 * 1024, 64 * 1024 * 1024, NULL);
@@ -96,23 +88,53 @@ int pretokenizer_open(struct pretokenizer *p, const struct gguf *g, struct error
 
 void pretokenizer_close(struct pretokenizer *p)
 {
-    pcre2_match_data_free(p->match);
+    for (size_t i = 0; i < p->n_stages; i++) {
+        pcre2_match_data_free(p->stages[i].match);
+        pcre2_code_free(p->stages[i].code);
+    }
     pcre2_match_context_free(p->context);
     pcre2_jit_stack_free(p->stack);
-    pcre2_code_free(p->code);
     memset(p, 0, sizeof *p);
 }
 
-int pretokenizer_next(struct pretokenizer *p, const char *text, size_t n, size_t at, size_t *end)
+void pretokenizer_begin(struct pretokenizer *p, const char *text, size_t n)
 {
-    int rc =
-        pcre2_match(p->code, (PCRE2_SPTR)text, n, at, PCRE2_NO_UTF_CHECK, p->match, p->context);
-    const PCRE2_SIZE *range = pcre2_get_ovector_pointer(p->match);
+    p->text = text;
+    p->n = n;
+    p->at = 0;
+    for (size_t i = 0; i < p->n_stages; i++)
+        p->stages[i].end = 0;
+}
+
+/* The end of the piece of text[at..limit) that stage i begins with: a match, or what is before
+ * one. */
+static int piece_end(struct pretokenizer *p, size_t i, size_t limit, size_t *end)
+{
+    size_t n = limit - p->at;
+    int rc = pcre2_match(p->stages[i].code, (PCRE2_SPTR)p->text + p->at, n, 0, PCRE2_NO_UTF_CHECK,
+                         p->stages[i].match, p->context);
+    const PCRE2_SIZE *range = pcre2_get_ovector_pointer(p->stages[i].match);
     if (rc == PCRE2_ERROR_NOMATCH)
-        *end = n;
+        *end = limit;
     else if (rc < 0)
         return EBB_ENOMEM;
-    else /* what a pattern jumps over is a word too */
-        *end = range[0] > at ? range[0] : range[1] > at ? range[1] : n;
+    else
+        *end = p->at + (range[0] > 0 ? range[0] : range[1] > 0 ? range[1] : n);
+    return 0;
+}
+
+int pretokenizer_next(struct pretokenizer *p, size_t *start, size_t *end)
+{
+    size_t limit = p->n;
+    *start = *end = p->at;
+    for (size_t i = 0; p->at < p->n && i < p->n_stages; i++) {
+        if (p->stages[i].end <= p->at) {
+            int rc = piece_end(p, i, limit, &p->stages[i].end);
+            if (rc != 0)
+                return rc;
+        }
+        limit = p->stages[i].end;
+    }
+    *end = p->at = limit;
     return 0;
 }

@@ -1,17 +1,19 @@
 /* runtime/model/vocab.c - the tokens of a vocabulary, from the metadata of a GGUF file.
  *
  * Owns its tables; texts stay in the mapping. Opening is linear in the vocabulary's bytes (and
- * sorts the few marks). Refused: no tokens, a type array of another length or with unknown numbers,
- * a byte that no token stands for: with all 256 present every text has an encoding. Threads:
- * read-only after open.
+ * sorts the few marks). Refused: no tokens, arrays of types or scores of another length, types that
+ * there are not, a byte that can stand in text and has no token while there is no token for what is
+ * unknown: so every text has an encoding. Threads: read-only after open.
  *
  * The alphabet is GPT-2's: printable Latin-1 bytes stand for themselves, the other 68 are U+0100,
  * U+0101, ... in order.
  */
 #include "runtime/model/vocab.h"
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include "runtime/model/show.h"
+#include "runtime/model/utf8.h"
 
 static bool byte_is_printable(unsigned c)
 {
@@ -105,6 +107,36 @@ bool vocab_is_control(const struct vocab *v, int32_t id)
     return v->types[id] == TOKEN_CONTROL || v->types[id] == TOKEN_UNKNOWN;
 }
 
+/* The byte that a token spelled "<0x0A>" stands for, or -1. */
+static int byte_of_spelling(struct gguf_string s)
+{
+    static const char digits[] = "0123456789ABCDEF";
+    const char *high, *low;
+    if (s.n_bytes != 6 || memcmp(s.bytes, "<0x", 3) != 0 || s.bytes[5] != '>')
+        return -1;
+    high = memchr(digits, s.bytes[3], 16);
+    low = memchr(digits, s.bytes[4], 16);
+    return high != NULL && low != NULL ? (int)(high - digits) << 4 | (int)(low - digits) : -1;
+}
+
+/* Of a SentencePiece vocabulary. */
+static size_t plain_write(const struct vocab *v, size_t id, char *out)
+{
+    struct gguf_string s = v->texts[id];
+    size_t n_out = 0;
+    if (v->types[id] == TOKEN_BYTE && byte_of_spelling(s) >= 0) {
+        out[0] = (char)byte_of_spelling(s);
+        return 1;
+    }
+    for (size_t i = 0; i < s.n_bytes; i++) {
+        bool is_space = v->types[id] != TOKEN_USER && s.n_bytes - i >= SPM_SPACE_BYTES &&
+                        memcmp(s.bytes + i, SPM_SPACE, SPM_SPACE_BYTES) == 0;
+        out[n_out++] = is_space ? ' ' : s.bytes[i];
+        i += is_space ? SPM_SPACE_BYTES - 1 : 0;
+    }
+    return n_out;
+}
+
 /* Writes the token's bytes; its text is never shorter. */
 static size_t piece_write(const struct vocab *v, size_t id, char *out)
 {
@@ -112,6 +144,8 @@ static size_t piece_write(const struct vocab *v, size_t id, char *out)
     size_t n = v->texts[id].n_bytes, n_out = 0, length;
     if (vocab_is_control(v, (int32_t)id))
         return 0;
+    if (v->kind == VOCAB_SENTENCEPIECE)
+        return plain_write(v, id, out);
     for (size_t i = 0; v->types[id] != TOKEN_USER && i < n; i += length) {
         int byte = alphabet_byte(s + i, n - i, &length);
         if (byte < 0) {
@@ -161,6 +195,8 @@ static int read_texts(struct vocab *v, const struct gguf *g, size_t *total, stru
     for (size_t i = 0; i < v->n; i++) {
         v->texts[i] = gguf_array_string(tokens, &cursor);
         *total += v->texts[i].n_bytes;
+        if (v->texts[i].n_bytes > v->text_bytes_max)
+            v->text_bytes_max = v->texts[i].n_bytes;
         int32_t *slot = slot_of(v, v->texts[i], (struct gguf_string){"", 0});
         if (*slot < 0)
             *slot = (int32_t)i;
@@ -189,18 +225,83 @@ static int read_types(struct vocab *v, const struct gguf *g, struct error *err)
     return 0;
 }
 
+/* SentencePiece's scores; its byte tokens by their spelling, which old writers did not mark. */
+static int read_scores(struct vocab *v, const struct gguf *g, struct error *err)
+{
+    const struct gguf_value *scores = gguf_find(g, "tokenizer.ggml.scores");
+    if (scores == NULL || scores->type != GGUF_ARRAY || scores->element_type != GGUF_F32)
+        return refuse(g, err, "scores", "an array of f32, got none");
+    if (scores->n_elements != v->n)
+        return refuse(g, err, "scores", "as many scores as there are tokens");
+    v->scores = calloc(v->n, sizeof *v->scores);
+    if (v->scores == NULL)
+        return no_memory(g, err);
+    memcpy(v->scores, scores->data, v->n * sizeof *v->scores);
+    for (size_t i = 0; i < v->n; i++) {
+        if (isnan(v->scores[i]))
+            return refuse(g, err, "scores", "numbers");
+        if (v->types[i] == TOKEN_NORMAL && byte_of_spelling(v->texts[i]) >= 0)
+            v->types[i] = TOKEN_BYTE;
+    }
+    return 0;
+}
+
+static int32_t byte_token(const struct vocab *v, unsigned char byte)
+{
+    char spelling[8];
+    int32_t id;
+    if (v->kind == VOCAB_BYTE_LEVEL) {
+        id = vocab_find_bytes(v, &byte, 1);
+        return id >= 0 && !vocab_is_control(v, id) ? id : -1;
+    }
+    (void)snprintf(spelling, sizeof spelling, "<0x%02X>", byte);
+    id = vocab_find(v, (struct gguf_string){spelling, 6}, (struct gguf_string){"", 0});
+    return id >= 0 && v->types[id] == TOKEN_BYTE ? id : -1;
+}
+
+/* Bytes that are part of no character need no token of their own: a question mark's stands for
+ * them. */
 static int find_bytes(struct vocab *v, const struct gguf *g, struct error *err)
 {
+    uint32_t unknown = 0;
+    int rc = gguf_u32(g, "tokenizer.ggml.unknown_token_id", 0, (uint32_t)v->n - 1, &unknown, err);
+    if (rc != 0 && rc != EBB_ENOENT)
+        return rc;
+    v->unknown = rc == 0 ? (int32_t)unknown : -1;
+    v->has_bytes = true;
     for (unsigned b = 0; b < 256; b++) {
-        unsigned char byte = (unsigned char)b;
-        v->byte_ids[b] = vocab_find_bytes(v, &byte, 1);
-        if (v->byte_ids[b] < 0 || vocab_is_control(v, v->byte_ids[b]))
+        bool in_text = b < 0xc0 || utf8_length((unsigned char)b) != 0;
+        v->byte_ids[b] = byte_token(v, (unsigned char)b);
+        if (v->byte_ids[b] < 0 && !in_text)
+            v->byte_ids[b] = byte_token(v, '?');
+        if (v->byte_ids[b] >= 0)
+            continue;
+        if (v->unknown < 0)
             return error_set(
                 err, EBB_EFORMAT,
                 "%s: metadata key tokenizer.ggml.tokens: wants a token for byte 0x%02x, got none",
                 show_path(gguf_path(g)), b);
+        v->byte_ids[b] = v->unknown;
+        v->has_bytes = v->kind == VOCAB_BYTE_LEVEL;
     }
     return 0;
+}
+
+/* A user-defined token that could pass for a mark of a turn or of a text: what somebody wrote inside
+ * a role must not become one. */
+static bool is_spelled_like_a_mark(struct gguf_string s)
+{
+    static const char *const words[] = {"<s>",          "</s>", "<bos>", "<eos>", "<start_of_turn>",
+                                        "<end_of_turn>"};
+    const char *last = s.bytes + s.n_bytes - 1;
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (s.n_bytes == strlen(words[i]) && memcmp(s.bytes, words[i], s.n_bytes) == 0)
+            return true;
+    if (s.n_bytes < 4)
+        return false;
+    return (s.bytes[0] == '<' && *last == '>' &&
+            (s.bytes[1] == '|' || memcmp(s.bytes + 1, "\357\275\234", 3) == 0)) ||
+           (s.bytes[0] == '[' && *last == ']');
 }
 
 static int by_text(const void *a, const void *b, void *vocab)
@@ -225,7 +326,8 @@ static int marks_open(struct marks *m, struct vocab *v, bool with_control)
     for (size_t i = 0; i < v->n; i++) {
         bool is_control = vocab_is_control(v, (int32_t)i);
         if (v->texts[i].n_bytes == 0 ||
-            !(v->types[i] == TOKEN_USER || (with_control && is_control)))
+            !(v->types[i] == TOKEN_USER || (with_control && is_control)) ||
+            (!with_control && is_spelled_like_a_mark(v->texts[i])))
             continue;
         m->ids[m->n++] = (int32_t)i;
         m->begins[(unsigned char)v->texts[i].bytes[0]] = true;
@@ -274,13 +376,16 @@ int32_t marks_match(const struct marks *m, const struct vocab *v, const char *te
     return found;
 }
 
-int vocab_open(struct vocab *v, const struct gguf *g, struct error *err)
+int vocab_open(struct vocab *v, const struct gguf *g, enum vocab_kind kind, struct error *err)
 {
     size_t total = 0;
     memset(v, 0, sizeof *v);
+    v->kind = kind;
     int rc = read_texts(v, g, &total, err);
     if (rc == 0)
         rc = read_types(v, g, err);
+    if (rc == 0 && kind == VOCAB_SENTENCEPIECE)
+        rc = read_scores(v, g, err);
     if (rc == 0)
         rc = find_bytes(v, g, err);
     if (rc == 0 && (v->pieces = malloc(total + 1)) == NULL)
@@ -298,6 +403,7 @@ void vocab_close(struct vocab *v)
 {
     free(v->texts);
     free(v->types);
+    free(v->scores);
     free(v->pieces);
     free(v->piece_at);
     free(v->slots);
