@@ -3,8 +3,8 @@
  *
  * A product takes eight outputs side by side, each lane its own output (turned_avx2.h): a chunk of
  * their weights is unpacked once into the first-level cache and then used by up to TILE_ROWS rows
- * of activations, four rows at a time. Integer sums are exact in any order, and none of the 16-bit
- * steps can saturate (each says why); the float chains are those of NUMERICS rule 3, one multiply
+ * of activations, four rows at a time (one row: single_avx2.h). Integer sums are exact in any order,
+ * and none of the 16-bit steps can saturate (sums_avx2.h says why); the float chains are those of NUMERICS rule 3, one multiply
  * and one fused step a block. Owns nothing; any thread; compiled with -mavx2 -mfma -mf16c and
  * called only where set_cpu.c has found all three.
  */
@@ -14,74 +14,92 @@
 #include "kernels/plain.h"
 #include "kernels/tile.h"
 #include "kernels/single_avx2.h"
-#include "kernels/turned_avx2.h"
 
 /* The two chains of each row, one output a lane. */
 struct chains {
     __m256 acc[TILE_ROWS], accm[TILE_ROWS];
 };
 
-/* isum[r] for block k of the chunk and N rows. 8 steps of at most 2 * 15 * 127 stay below 2^15. */
-INLINE void sums_q4_k(const struct chunk *c, size_t k, const int8_t *const q[], int n,
-                      __m256i *isum)
-{
-    UNROLL
-    for (int r = 0; r < n; r++)
-        isum[r] = _mm256_maddubs_epi16(c->w[k][0], four_values(q[r]));
-    UNROLL
-    for (int i = 1; i < 8; i++) {
-        __m256i w = c->w[k][i];
-        UNROLL
-        for (int r = 0; r < n; r++) {
-            isum[r] = _mm256_add_epi16(isum[r], _mm256_maddubs_epi16(w, four_values(q[r] + 4 * i)));
-            IN_PLACE(isum[r]);
-        }
-    }
-    UNROLL
-    for (int r = 0; r < n; r++)
-        isum[r] = _mm256_madd_epi16(isum[r], _mm256_set1_epi16(1));
-}
+/* Up to eight blocks of 32 values, unpacked: lane r of w[block][i] = quants 4i .. 4i + 3 of row r. */
+#define CHUNK_BLOCKS 8
+struct chunk {
+    __m256i w[CHUNK_BLOCKS][8];
+    __m256i sub[CHUNK_BLOCKS][3]; /* sub-scales as int16: first twice, second twice, both */
+    __m256i minima[CHUNK_BLOCKS]; /* folded ones */
+    __m256 a[CHUNK_BLOCKS], b[CHUNK_BLOCKS];
+};
 
-/* Signed times signed is |w| times x with the sign of w. One step is at most 2 * 128 * 127 =
- * 32512. */
-INLINE void sums_q8_0(const struct chunk *c, size_t k, const int8_t *const q[], int n,
-                      __m256i *isum)
+INLINE void chunk_load_small(uint32_t type, const uint8_t *const row[8], size_t n_blocks,
+                             struct chunk *c)
 {
-    UNROLL
-    for (int r = 0; r < n; r++)
-        isum[r] = _mm256_setzero_si256();
-    UNROLL
-    for (int i = 0; i < 8; i++) {
-        __m256i w = c->w[k][i], size = _mm256_abs_epi8(w);
+    const struct format f = format_of(type);
+    for (size_t k = 0; k < n_blocks; k++) {
+        struct small_block block;
+        small_load(type, row, k * f.block_bytes, &block);
         UNROLL
-        for (int r = 0; r < n; r++) {
-            __m256i pairs =
-                _mm256_maddubs_epi16(size, _mm256_sign_epi8(four_values(q[r] + 4 * i), w));
-            isum[r] = _mm256_add_epi32(isum[r], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-            IN_PLACE(isum[r]);
-        }
+        for (int i = 0; i < 8; i++)
+            c->w[k][i] = block.w[i];
+        c->a[k] = block.a;
+        if (f.has_b)
+            c->b[k] = block.b;
     }
 }
 
-/* (q - 32) x = q x - 32 x: q is unsigned, and the sums of 16 x are known. Two steps of at most 2 *
- * 63 * 127 fit. */
-INLINE void sums_q6_k(const struct chunk *c, size_t k, const int8_t *const q[],
-                      const int16_t *const sum16[], int n, __m256i *isum)
+INLINE void chunk_load_super(uint32_t type, const uint8_t *const row[8], struct chunk *c)
 {
+    const struct format f = format_of(type);
+    const int width = super_width(type);
+    struct super_scales s;
+    super_scales_load(type, row, &s);
+    UNROLL
+    for (int j = 0; j < 8; j++) {
+        c->a[j] = super_a(f, &s, j);
+        if (f.has_b)
+            c->b[j] = super_b(f, &s, j);
+        if (f.folded)
+            c->minima[j] = super_pair(s.m, j, 0, 1);
+        if (f.has_sub) {
+            c->sub[j][0] = super_pair(s.sc, j, 0, 0);
+            c->sub[j][1] = super_pair(s.sc, j, 1, 1);
+            c->sub[j][2] = super_pair(s.sc, j, 0, 1);
+        }
+    }
+    UNROLL
+    for (int group = 0; group < 8 / width; group++)
+        UNROLL
+    for (int part = 0; part < 2; part++) {
+        struct super_part p;
+        super_part_load(type, row, group, part, &p);
+        UNROLL
+        for (int k = 0; k < width; k++)
+            UNROLL
+        for (int i = 0; i < 4; i++)
+            c->w[width * group + k][4 * part + i] = super_quants(type, &p, group, k, i);
+    }
+}
+
+/* The integer sums of block k of the chunk with n rows of activations. */
+INLINE void chunk_sums(uint32_t type, const struct chunk *c, size_t k, int n,
+                       const struct activation *x, size_t block, __m256i isum[4])
+{
+    const struct format f = format_of(type);
+    const __m256i ones = _mm256_set1_epi16(1);
+    const int8_t *q[4], *q16[4];
     UNROLL
     for (int r = 0; r < n; r++)
-        isum[r] = offset_q6_k(c->sub[k][2], sum16[r]);
+        q[r] = x[r].q + 32 * block, q16[r] = q[r] + 16;
+    if (f.is_signed) {
+        sums_signed(c->w[k], q, n, isum);
+        return;
+    }
     UNROLL
-    for (int i = 0; i < 8; i += 2) {
-        __m256i w0 = c->w[k][i], w1 = c->w[k][i + 1], sub = c->sub[k][i / 4];
-        UNROLL
-        for (int r = 0; r < n; r++) {
-            __m256i pairs = _mm256_maddubs_epi16(w0, four_values(q[r] + 4 * i));
-            pairs =
-                _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w1, four_values(q[r] + 4 * i + 4)));
-            isum[r] = _mm256_add_epi32(isum[r], _mm256_madd_epi16(pairs, sub));
-            IN_PLACE(isum[r]);
-        }
+    for (int r = 0; r < n; r++)
+        isum[r] = sum_offset(f, f.has_sub ? c->sub[k][2] : ones, x[r].sum16 + 2 * block);
+    if (f.has_sub) {
+        sums_add(f, c->w[k], 4, q, n, c->sub[k][0], isum);
+        sums_add(f, c->w[k] + 4, 4, q16, n, c->sub[k][1], isum);
+    } else {
+        sums_add(f, c->w[k], 8, q, n, ones, isum);
     }
 }
 
@@ -90,25 +108,17 @@ INLINE void sums_q6_k(const struct chunk *c, size_t k, const int8_t *const q[],
 INLINE void chains_advance(uint32_t type, int n, const struct chunk *c, size_t n_blocks,
                            size_t block, const struct activation *x, __m256 *acc, __m256 *accm)
 {
+    const struct format f = format_of(type);
     for (size_t k = 0; k < n_blocks; k++) {
-        const int8_t *q[4];
-        const int16_t *sum16[4];
         __m256i isum[4];
-        UNROLL
-        for (int r = 0; r < n; r++)
-            q[r] = x[r].q + 32 * (block + k), sum16[r] = x[r].sum16 + 2 * (block + k);
-        if (type == TENSOR_Q4_K)
-            sums_q4_k(c, k, q, n, isum);
-        else if (type == TENSOR_Q6_K)
-            sums_q6_k(c, k, q, sum16, n, isum);
-        else
-            sums_q8_0(c, k, q, n, isum);
+        chunk_sums(type, c, k, n, x, block + k, isum);
         UNROLL
         for (int r = 0; r < n; r++) {
-            __m256 scale = _mm256_mul_ps(c->a[k], _mm256_set1_ps(x[r].d[block + k]));
-            acc[r] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(isum[r]), acc[r]);
-            if (type == TENSOR_Q4_K)
-                accm[r] = _mm256_fmadd_ps(c->b[k], _mm256_set1_ps(x[r].sx[block + k]), accm[r]);
+            acc[r] = chain_step(acc[r], c->a[k], x[r].d[block + k], isum[r]);
+            if (f.has_b)
+                accm[r] = chain_step_b(f, accm[r], c->b[k],
+                                       f.folded ? c->minima[k] : _mm256_setzero_si256(), &x[r],
+                                       block + k);
         }
     }
 }
@@ -122,51 +132,85 @@ INLINE void prefetch_next(const struct tile_matrix *m, const uint8_t *const row[
                          _MM_HINT_T0);
 }
 
-INLINE void product_typed(uint32_t type, const struct tile_matrix *m, const uint8_t *row[8],
-                          const struct activation *x, size_t n_rows, struct chains *s)
+/* Bytes of a chunk of a row. */
+INLINE size_t chunk_bytes(struct format f)
 {
-    const size_t step = type == TENSOR_Q4_K   ? sizeof(struct block_q4_k)
-                        : type == TENSOR_Q6_K ? sizeof(struct block_q6_k)
-                                              : CHUNK_BLOCKS * sizeof(struct block_q8_0);
+    return f.is_super ? f.block_bytes : CHUNK_BLOCKS * f.block_bytes;
+}
+
+INLINE void product_many(uint32_t type, const struct tile_matrix *m, const uint8_t *row[8],
+                         const struct activation *x, size_t n_rows, struct chains *s)
+{
+    const struct format f = format_of(type);
     struct chunk c;
     for (size_t block = 0; block < m->n_in / 32; block += CHUNK_BLOCKS) {
         size_t left = m->n_in / 32 - block, r = 0;
-        size_t n_blocks = type == TENSOR_Q8_0 && left < CHUNK_BLOCKS ? left : CHUNK_BLOCKS;
+        size_t n_blocks = !f.is_super && left < CHUNK_BLOCKS ? left : CHUNK_BLOCKS;
         if (n_rows < 4)
-            prefetch_next(m, row, step);
-        if (type == TENSOR_Q4_K)
-            chunk_load_q4_k(&c, row);
-        else if (type == TENSOR_Q6_K)
-            chunk_load_q6_k(&c, row);
+            prefetch_next(m, row, chunk_bytes(f));
+        if (f.is_super)
+            chunk_load_super(type, row, &c);
         else
-            chunk_load_q8_0(&c, row, n_blocks);
+            chunk_load_small(type, row, n_blocks, &c);
         for (; r + 4 <= n_rows; r += 4)
             chains_advance(type, 4, &c, n_blocks, block, x + r, s->acc + r, s->accm + r);
         for (; r < n_rows; r++)
             chains_advance(type, 1, &c, n_blocks, block, x + r, s->acc + r, s->accm + r);
         for (int i = 0; i < 8; i++)
-            row[i] += step;
+            row[i] += chunk_bytes(f);
     }
 }
 
-/* Q4_K and Q6_K for one row of activations. */
 INLINE void product_single(uint32_t type, const struct tile_matrix *m, const uint8_t *row[8],
                            const struct activation *x, struct chains *s)
 {
-    const size_t step = type == TENSOR_Q4_K ? sizeof(struct block_q4_k) : sizeof(struct block_q6_k);
+    const struct format f = format_of(type);
     __m256 acc = s->acc[0], accm = s->accm[0];
     for (size_t block = 0; block < m->n_in / 32; block += CHUNK_BLOCKS) {
-        prefetch_next(m, row, step);
-        if (type == TENSOR_Q4_K)
-            single_q4_k(row, x, block, &acc, &accm);
+        size_t left = m->n_in / 32 - block;
+        size_t n_blocks = left < CHUNK_BLOCKS ? left : CHUNK_BLOCKS;
+        prefetch_next(m, row, chunk_bytes(f));
+        if (f.is_super)
+            single_super(type, row, x, block, &acc, &accm);
         else
-            single_q6_k(row, x, block, &acc);
+            for (size_t k = 0; k < n_blocks; k++)
+                single_small(type, row, k * f.block_bytes, x, block + k, &acc, &accm);
         for (int i = 0; i < 8; i++)
-            row[i] += step;
+            row[i] += chunk_bytes(f);
     }
     s->acc[0] = acc;
     s->accm[0] = accm;
 }
+
+/* One function a type, so that everything above is constant in it. */
+typedef void product_function(const struct tile_matrix *m, const uint8_t *row[8],
+                              const struct activation *x, size_t n_rows, struct chains *s);
+#define PRODUCT(name, type)                                                                        \
+    static void name(const struct tile_matrix *m, const uint8_t *row[8],                           \
+                     const struct activation *x, size_t n_rows, struct chains *s)                  \
+    {                                                                                              \
+        if (n_rows == 1)                                                                           \
+            product_single(type, m, row, x, s);                                                    \
+        else                                                                                       \
+            product_many(type, m, row, x, n_rows, s);                                              \
+    }
+PRODUCT(product_q4_0, TENSOR_Q4_0)
+PRODUCT(product_q4_1, TENSOR_Q4_1)
+PRODUCT(product_q5_0, TENSOR_Q5_0)
+PRODUCT(product_q5_1, TENSOR_Q5_1)
+PRODUCT(product_q8_0, TENSOR_Q8_0)
+PRODUCT(product_q2_k, TENSOR_Q2_K)
+PRODUCT(product_q3_k, TENSOR_Q3_K)
+PRODUCT(product_q4_k, TENSOR_Q4_K)
+PRODUCT(product_q5_k, TENSOR_Q5_K)
+PRODUCT(product_q6_k, TENSOR_Q6_K)
+
+static product_function *const products[] = {
+    [TENSOR_Q4_0] = product_q4_0, [TENSOR_Q4_1] = product_q4_1, [TENSOR_Q5_0] = product_q5_0,
+    [TENSOR_Q5_1] = product_q5_1, [TENSOR_Q8_0] = product_q8_0, [TENSOR_Q2_K] = product_q2_k,
+    [TENSOR_Q3_K] = product_q3_k, [TENSOR_Q4_K] = product_q4_k, [TENSOR_Q5_K] = product_q5_k,
+    [TENSOR_Q6_K] = product_q6_k,
+};
 
 static void product_tile(const struct tile_matrix *m, size_t out, size_t n_out,
                          const struct activation *x, size_t n_rows, float (*y)[TILE_OUTPUTS])
@@ -178,16 +222,7 @@ static void product_tile(const struct tile_matrix *m, size_t out, size_t n_out,
         row[i] = m->weights + (out + (i < n_out ? i : n_out - 1)) * m->row_bytes;
     for (size_t r = 0; r < n_rows; r++)
         s.acc[r] = s.accm[r] = _mm256_setzero_ps();
-    if (n_rows == 1 && m->type == TENSOR_Q4_K)
-        product_single(TENSOR_Q4_K, m, row, x, &s);
-    else if (n_rows == 1 && m->type == TENSOR_Q6_K)
-        product_single(TENSOR_Q6_K, m, row, x, &s);
-    else if (m->type == TENSOR_Q4_K)
-        product_typed(TENSOR_Q4_K, m, row, x, n_rows, &s);
-    else if (m->type == TENSOR_Q6_K)
-        product_typed(TENSOR_Q6_K, m, row, x, n_rows, &s);
-    else
-        product_typed(TENSOR_Q8_0, m, row, x, n_rows, &s);
+    products[m->type](m, row, x, n_rows, &s);
     for (size_t r = 0; r < n_rows; r++)
         _mm256_storeu_ps(y[r], _mm256_sub_ps(s.acc[r], s.accm[r]));
 }

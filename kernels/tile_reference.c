@@ -8,42 +8,10 @@
 #include <assert.h>
 #include <math.h>
 #include <string.h>
-#include "kernels/blocks.h"
 #include "kernels/expf.h"
 #include "kernels/plain.h"
 #include "kernels/tile.h"
-
-/* 32 weights as rule 2 has them: value = a * n - b with n = q * scale[i / 16]. */
-struct weights {
-    int8_t q[32];
-    int scale[2];
-    float a, b;
-};
-
-/* Block k of a row of weights. */
-static struct weights weights_load(uint32_t type, const void *row, size_t k)
-{
-    struct weights w = {.scale = {1, 1}};
-    if (type == TENSOR_Q4_K) {
-        const struct block_q4_k *block = (const struct block_q4_k *)row + k / 8;
-        uint8_t sc, m;
-        q4_k_scale(block->scales, k % 8, &sc, &m);
-        q4_k_values(block, k % 8, w.q);
-        w.a = half_to_float(block->d) * (float)sc;
-        w.b = half_to_float(block->dmin) * (float)m;
-    } else if (type == TENSOR_Q6_K) {
-        const struct block_q6_k *block = (const struct block_q6_k *)row + k / 8;
-        q6_k_values(block, k % 8, w.q);
-        w.scale[0] = block->scales[k % 8 * 2];
-        w.scale[1] = block->scales[k % 8 * 2 + 1];
-        w.a = half_to_float(block->d);
-    } else {
-        const struct block_q8_0 *block = (const struct block_q8_0 *)row + k;
-        memcpy(w.q, block->q, sizeof w.q);
-        w.a = half_to_float(block->d);
-    }
-    return w;
-}
+#include "kernels/weights.h"
 
 static int32_t sum_sixteen(const int8_t *w, const int8_t *x)
 {
@@ -51,6 +19,15 @@ static int32_t sum_sixteen(const int8_t *w, const int8_t *x)
     for (size_t i = 0; i < 16; i++)
         sum += w[i] * x[i];
     return sum;
+}
+
+/* What b is multiplied with: rule 1's sx, or rule 2's for minima that are folded. */
+static float minima_sum(const struct weights *w, const struct activation *x, size_t k)
+{
+    const int16_t *sum16 = x->sum16 + 2 * k;
+    if (!w->folded)
+        return x->sx[k];
+    return x->d[k] * (float)(w->minimum[0] * sum16[0] + w->minimum[1] * sum16[1]);
 }
 
 /* One output of all rows: rule 3, blocks in ascending k. */
@@ -66,8 +43,8 @@ static void product_output(const struct tile_matrix *m, size_t out, const struct
                 w.scale[0] * sum_sixteen(w.q, q) + w.scale[1] * sum_sixteen(w.q + 16, q + 16);
             float scale = w.a * x[r].d[k];
             acc[r] = fmaf(scale, (float)isum, acc[r]);
-            if (m->type == TENSOR_Q4_K)
-                accm[r] = fmaf(w.b, x[r].sx[k], accm[r]);
+            if (w.minima)
+                accm[r] = fmaf(w.b, minima_sum(&w, &x[r], k), accm[r]);
         }
     }
     for (size_t r = 0; r < n_rows; r++)

@@ -142,7 +142,9 @@ static void layer_check(struct layer *l, const char *name, struct card *card, si
 static const uint32_t mixes[][3] = {
     {TENSOR_Q4_K, TENSOR_Q4_K, TENSOR_Q6_K}, {TENSOR_Q6_K, TENSOR_Q8_0, TENSOR_Q4_K},
     {TENSOR_Q8_0, TENSOR_Q4_K, TENSOR_Q8_0}, {TENSOR_F16, TENSOR_F16, TENSOR_F16},
-    {TENSOR_BF16, TENSOR_F32, TENSOR_Q8_0},  {TENSOR_F32, TENSOR_Q6_K, TENSOR_BF16}};
+    {TENSOR_BF16, TENSOR_F32, TENSOR_Q8_0},  {TENSOR_F32, TENSOR_Q6_K, TENSOR_BF16},
+    {TENSOR_Q4_0, TENSOR_Q4_1, TENSOR_Q5_0}, {TENSOR_Q5_1, TENSOR_Q2_K, TENSOR_Q3_K},
+    {TENSOR_Q3_K, TENSOR_Q5_K, TENSOR_Q2_K}, {TENSOR_Q5_K, TENSOR_Q5_0, TENSOR_Q4_1}};
 
 Test(experts, are_their_single_products_bit_for_bit_and_count_heat_and_hits)
 {

@@ -14,7 +14,9 @@ enum input_kind {
     INPUT_KINDS
 };
 
-static const uint32_t quantised_types[] = {TENSOR_Q8_0, TENSOR_Q4_K, TENSOR_Q6_K};
+static const uint32_t quantised_types[] = {TENSOR_Q4_0, TENSOR_Q4_1, TENSOR_Q5_0, TENSOR_Q5_1,
+                                           TENSOR_Q8_0, TENSOR_Q2_K, TENSOR_Q3_K, TENSOR_Q4_K,
+                                           TENSOR_Q5_K, TENSOR_Q6_K};
 #define N_QUANTISED_TYPES (sizeof quantised_types / sizeof quantised_types[0])
 
 static const uint32_t plain_types[] = {TENSOR_F32, TENSOR_F16, TENSOR_BF16};
@@ -52,12 +54,36 @@ static inline uint16_t random_half(uint64_t *state)
     return (uint16_t)((bits >> 16 & 0x83ff) | (6 + bits % 10) << 10);
 }
 
-/* Where the half floats of a block stand. */
-static inline void halves_set(uint32_t type, uint8_t *block, uint16_t d, uint16_t dmin)
+/* Sets the half floats of a block; `second` is dmin or m where there is one. */
+static inline void halves_set(uint32_t type, uint8_t *block, uint16_t d, uint16_t second)
 {
-    memcpy(block + (type == TENSOR_Q6_K ? 208 : 0), &d, sizeof d);
-    if (type == TENSOR_Q4_K)
-        memcpy(block + 2, &dmin, sizeof dmin);
+    size_t bytes = tensor_type_find(type)->block_bytes;
+    bool has_second = type == TENSOR_Q4_1 || type == TENSOR_Q5_1 || type == TENSOR_Q2_K ||
+                      type == TENSOR_Q4_K || type == TENSOR_Q5_K;
+    bool at_end = type == TENSOR_Q2_K || type == TENSOR_Q3_K || type == TENSOR_Q6_K;
+    uint8_t *at = at_end ? block + bytes - (has_second ? 4 : 2) : block;
+    memcpy(at, &d, sizeof d);
+    if (has_second)
+        memcpy(at + 2, &second, sizeof second);
+}
+
+/* Every quant and scale of a block at its largest magnitude. */
+static inline void extremes_set(uint32_t type, uint8_t *block, uint64_t *state)
+{
+    const size_t bytes = tensor_type_find(type)->block_bytes;
+    bool low = random_bits(state) % 2 != 0;
+    memset(block, 0xff, bytes);
+    if (type == TENSOR_Q8_0)
+        memset(block, low ? 0x80 : 0x7f, bytes);
+    else if (low && (type == TENSOR_Q4_0 || type == TENSOR_Q5_0))
+        memset(block, 0, bytes); /* the offset is larger than what is left above it */
+    else if (low && type == TENSOR_Q3_K)
+        memset(block, 0, bytes); /* quants of -4, scales of -32 */
+    else if (type == TENSOR_Q6_K) {
+        memset(block, low ? 0 : 0xff, 192);
+        memset(block + 192, 0x80,
+               16); /* -32 or 31 with scales of -128: the largest integer sum there is */
+    }
 }
 
 /* One value of a plain type: 2^-6 at most, so that dot products stay in range. */
@@ -82,18 +108,13 @@ static inline void *weights_of(uint32_t type, size_t n_in, size_t n_out, enum in
     uint8_t *w = bytes_of(bytes);
     for (size_t i = 0; i < bytes; i++)
         w[i] = (uint8_t)(random_bits(state) >> 24);
-    if (kind == INPUT_EXTREMES)
-        memset(w, type == TENSOR_Q8_0 ? 0x80 : 0xff, bytes);
     for (size_t at = 0; at < bytes; at += info->block_bytes) {
         if (info->block_values == 1) {
             plain_set(type, w + at, state);
             continue;
         }
-        if (kind == INPUT_EXTREMES && type == TENSOR_Q6_K) {
-            /* -32 with scales of -128: the largest integer sum there is */
-            memset(w + at, 0, 192);
-            memset(w + at + 192, 0x80, 16);
-        }
+        if (kind == INPUT_EXTREMES)
+            extremes_set(type, w + at, state);
         halves_set(type, w + at, random_half(state), random_half(state));
     }
     return w;
