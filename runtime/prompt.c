@@ -14,12 +14,13 @@
 
 #define TAGS_MAX    1024
 #define TOP_DEFAULT 5
-#define TOP_MAX     64
+#define TOP_MAX     1024
 
 /* What a line adds: at scratch_ids[0..n). */
 struct addition {
     size_t n;
     bool has_role;
+    struct chat_state chat; /* behind it */
 };
 
 static int ids_read(struct engine *e, const char *list, size_t *n, struct error *err)
@@ -34,52 +35,53 @@ static int ids_read(struct engine *e, const char *list, size_t *n, struct error 
     return got;
 }
 
-/* ids inside a role: an empty turn, and the ids before the mark of its end. */
-static int turn_of_ids(struct engine *e, enum chat_role role, const char *list, size_t *n,
+/* ids inside a role: the turn around them, behind them in scratch first. */
+static int turn_of_ids(struct engine *e, enum chat_role role, const char *list, struct addition *a,
                        struct error *err)
 {
-    int32_t turn[64], end = tokenizer_special(e->tokenizer, "<|im_end|>");
-    size_t n_turn = 0, at = 0;
-    int code = chat_turn(e->tokenizer, role, "", 0, turn, 64, &n_turn, err);
+    size_t n_content = 0, n = 0, room;
+    int code = ids_read(e, list, &n_content, err);
     if (code != 0)
         return code;
-    while (at < n_turn && turn[at] != end)
-        at++;
-    if (at == n_turn)
-        return error_set(err, EBB_EUNSUPPORTED,
-                         "ids= inside a role: this model's turns have no mark of their end");
-    memcpy(e->scratch_ids, turn, at * sizeof *turn);
-    *n = at;
-    code = ids_read(e, list, n, err);
-    if (code == 0 && *n + (n_turn - at) > e->n_scratch_ids)
-        code = error_set(err, EBB_ERANGE, "ids: more than %zu ids in a line", e->n_scratch_ids);
-    if (code == 0) {
-        memcpy(e->scratch_ids + *n, turn + at, (n_turn - at) * sizeof *turn);
-        *n += n_turn - at;
-    }
+    room = e->n_scratch_ids - n_content;
+    code = chat_turn_ids(e->chat, &a->chat, role, e->scratch_ids, n_content,
+                         e->scratch_ids + n_content, room, &n, err);
+    if (code == 0)
+        memmove(e->scratch_ids, e->scratch_ids + n_content, n * sizeof *e->scratch_ids);
+    a->n = n;
     return code;
 }
 
-static int addition_read(struct engine *e, const struct message *m, bool is_first,
+/* Once, when a template is first used that is only a guess. */
+static void chat_warn(struct engine *e)
+{
+    if (!e->chat_was_warned && chat_warning(e->chat) != NULL)
+        engine_log(e, "warn", "%s", chat_warning(e->chat));
+    e->chat_was_warned = true;
+}
+
+static int addition_read(struct engine *e, const struct message *m, const struct request *r,
                          struct addition *a, struct error *err)
 {
     const char *role_name = message_key(m, "role"), *list = message_key(m, "ids");
     enum chat_role role = CHAT_USER;
     size_t n_text = 0;
-    *a = (struct addition){.has_role = role_name != NULL};
+    *a = (struct addition){.has_role = role_name != NULL, .chat = r->chat};
+    if (role_name != NULL)
+        chat_warn(e);
     if (role_name != NULL && chat_role_find(role_name, strlen(role_name), &role) != 0)
         return error_set(err, EBB_EINVAL,
                          "role= wants system, user, assistant or tool, got \"%.40s\"", role_name);
     if (list != NULL)
-        return role_name != NULL ? turn_of_ids(e, role, list, &a->n, err)
+        return role_name != NULL ? turn_of_ids(e, role, list, a, err)
                                  : ids_read(e, list, &a->n, err);
     int code = message_text(m, "text", e->scratch, LINE_BYTES_MAX, &n_text, err);
     if (code != 0)
         return code;
     if (role_name != NULL)
-        return chat_turn(e->tokenizer, role, e->scratch, n_text, e->scratch_ids, e->n_scratch_ids,
-                         &a->n, err);
-    if (is_first && tokenizer_adds_bos(e->tokenizer) && tokenizer_bos(e->tokenizer) >= 0)
+        return chat_turn(e->chat, &a->chat, role, e->scratch, n_text, e->scratch_ids,
+                         e->n_scratch_ids, &a->n, err);
+    if (r->n_ids == 0 && tokenizer_adds_bos(e->tokenizer) && tokenizer_bos(e->tokenizer) >= 0)
         e->scratch_ids[a->n++] = tokenizer_bos(e->tokenizer);
     return tokenizer_encode(e->tokenizer, e->scratch, n_text, true, e->scratch_ids,
                             e->n_scratch_ids, &a->n, err);
@@ -105,6 +107,7 @@ static int addition_keep(struct engine *e, struct request *r, const struct addit
         memcpy(r->ids + r->n_ids, e->scratch_ids, a->n * sizeof *r->ids);
     r->n_ids = n;
     r->has_roles = r->has_roles || a->has_role;
+    r->chat = a->chat;
     return 0;
 }
 
@@ -134,7 +137,7 @@ int prompt_part(struct engine *e, struct connection *c, const struct message *m,
     int code = request_for(c, message_bare(m, 0), &r, &is_new, err);
     if (code != 0)
         return code;
-    code = addition_read(e, m, r->n_ids == 0, &a, err);
+    code = addition_read(e, m, r, &a, err);
     if (code == 0)
         code = addition_keep(e, r, &a, e->sizes.context, err);
     if (code != 0 && is_new)
@@ -196,12 +199,12 @@ static int submit(struct engine *e, struct request *r, const struct message *m, 
     struct addition a = {0};
     int code = 0;
     if (message_key(m, "ids") != NULL || message_key(m, "text") != NULL)
-        code = addition_read(e, m, r->n_ids == 0, &a, err);
+        code = addition_read(e, m, r, &a, err);
     if (code == 0)
         code = addition_keep(e, r, &a, n_most, err);
     if (code == 0 && r->has_roles && top == 0) {
-        a = (struct addition){.has_role = true};
-        code = chat_answer_begin(e->tokenizer, e->scratch_ids, e->n_scratch_ids, &a.n, err);
+        a = (struct addition){.has_role = true, .chat = r->chat};
+        code = chat_answer_begin(e->chat, &a.chat, e->scratch_ids, e->n_scratch_ids, &a.n, err);
         if (code == 0)
             code = addition_keep(e, r, &a, n_most, err);
     }
@@ -229,6 +232,7 @@ static int request_begin(struct engine *e, struct connection *c, const struct me
     if (code != 0)
         return code;
     size_t n_ids = r->n_ids;
+    struct chat_state chat = r->chat;
     r->is_score = top > 0;
     code = sampling_read(e, m, r, err);
     if (code == 0)
@@ -237,6 +241,7 @@ static int request_begin(struct engine *e, struct connection *c, const struct me
         code = submit(e, r, m, max_new, (uint32_t)top, err);
     if (code != 0) {
         r->n_ids = n_ids;
+        r->chat = chat;
         if (is_new)
             request_free(e, r);
         return code;

@@ -194,7 +194,7 @@ const struct setting settings_table[] = {
      .value_name = "K",
      .default_value = "5",
      .min = 1,
-     .max = 64,
+     .max = 1024,
      .help = "how many of the largest logits to print per position"},
 
     {.key = "ids",

@@ -7,7 +7,7 @@
 #include "stages/kv.h"
 #include "stages/weights.h"
 
-#define FORWARD_TOP_MAX   64
+#define FORWARD_TOP_MAX   1024
 #define FORWARD_HEAD_ROWS 64 /* rows of one pass through the head */
 #define FORWARD_SAMPLE_ROWS                                                                        \
     4 /* rows that are sampled at once: each needs scratch for the whole vocabulary */

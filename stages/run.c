@@ -216,6 +216,12 @@ static void head_list(struct stage *s, const struct item *it)
         for (uint32_t j = 0; it->runs[i].want == WANT_TOP && j < it->runs[i].n_rows; j++)
             f->in.head_index[n++] = (int32_t)(it->runs[i].row_first + j);
     run->n_top = n;
+    run->top_k = 0;
+    for (size_t i = 0; i < it->n_runs; i++)
+        if (it->runs[i].want == WANT_TOP && it->runs[i].n_top > run->top_k)
+            run->top_k = it->runs[i].n_top;
+    if (run->top_k > s->model->geometry.n_vocab)
+        run->top_k = s->model->geometry.n_vocab;
     for (size_t i = 0; i < it->n_runs; i++)
         if (it->runs[i].want == WANT_LAST) {
             f->in.sample[n] = it->runs[i].sample;
@@ -263,9 +269,7 @@ static int head_pass(struct stage *s)
     size_t end = run->head_next < run->n_top ? run->n_top : run->n_top + run->n_sample;
     size_t n =
         end - run->head_next < s->forward.head_rows ? end - run->head_next : s->forward.head_rows;
-    size_t n_top = run->head_next < run->n_top ? FORWARD_TOP_MAX : 0;
-    if (n_top > s->model->geometry.n_vocab)
-        n_top = s->model->geometry.n_vocab;
+    size_t n_top = run->head_next < run->n_top ? run->top_k : 0;
     run->head_launched = n;
     return forward_head(&s->forward, &s->weights, run->head_next, n, n_top, s->compute);
 }
@@ -307,8 +311,7 @@ static void say_logits(struct stage *s, size_t entry, size_t in_pass)
     static char list[FORWARD_TOP_MAX * 40];
     const struct item *it = s->run.item;
     size_t row = (size_t)s->forward.in.head_index[entry], at = 0;
-    size_t stride =
-        FORWARD_TOP_MAX < s->model->geometry.n_vocab ? FORWARD_TOP_MAX : s->model->geometry.n_vocab;
+    size_t stride = s->run.top_k;
     uint32_t k = run_of_row(it, row)->n_top;
     for (size_t i = 0; i < k && i < stride; i++)
         at += (size_t)snprintf(list + at, sizeof list - at, "%s%d:%.9g", i > 0 ? "," : "",

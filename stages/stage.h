@@ -81,6 +81,7 @@ struct runner {
     struct exec_event *done;
     size_t next_layer, n_arrived, n_sent;
     size_t n_top, n_sample; /* rows in head_index: top rows first, then sampled ones */
+    size_t top_k;           /* the most that any of the top rows wants */
     size_t head_next;       /* first entry of head_index not launched */
     size_t head_launched;   /* entries of the pass that is out */
     int32_t *sampled_ids;   /* owned [rows_max], as head_index's sampled part */

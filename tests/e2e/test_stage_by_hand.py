@@ -167,7 +167,7 @@ class StageByHand(EbbtideTest):
                 (rows(60, 3, 0, "5,x"), "STEP epoch=0 step=60 rows=2"),
                 (rows(60, 3, 0, ids_text([5] * 65)), "STEP epoch=0 step=60 rows=65"),
                 (rows(60, 3, 0, "5"), rows(60, 3, 0, "5"), "STEP epoch=0 step=60 rows=2"),
-                (rows(60, 3, 0, "5", want="top:65"), "STEP epoch=0 step=60 rows=1"),
+                (rows(60, 3, 0, "5", want="top:1025"), "STEP epoch=0 step=60 rows=1"),
                 (rows(60, 3, 0, "5", temperature="nan"), "STEP epoch=0 step=60 rows=1")):
             since = stage.send(*lines)
             self.assertEqual(stage.wait("ERR", since=since).bare[0], "step:0.60", lines)
