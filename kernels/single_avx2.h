@@ -70,7 +70,7 @@ INLINE void single_super(uint32_t type, const uint8_t *const row[8], const struc
     struct super_scales s;
     super_scales_load(type, row, &s);
     UNROLL
-    for (int group = 0; group < 8 / width; group++) {
+    for (int group = 0; group < super_groups(type); group++) {
         const size_t first = block + (size_t)(width * group);
         __m256i isum[4];
         single_group(type, row, group, &s, x, first, isum);

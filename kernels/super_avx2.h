@@ -100,6 +100,12 @@ INLINE int super_width(uint32_t type)
     return type == TENSOR_Q4_K || type == TENSOR_Q5_K ? 2 : 4;
 }
 
+/* Groups of a block. */
+INLINE int super_groups(uint32_t type)
+{
+    return type == TENSOR_Q4_K || type == TENSOR_Q5_K ? 4 : 2;
+}
+
 /* Half of a group's bytes: what holds values 16 * part .. 16 * part + 15 of its blocks. */
 struct super_part {
     __m256i low[2][4], high[4];

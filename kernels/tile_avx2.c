@@ -65,7 +65,7 @@ INLINE void chunk_load_super(uint32_t type, const uint8_t *const row[8], struct 
         }
     }
     UNROLL
-    for (int group = 0; group < 8 / width; group++)
+    for (int group = 0; group < super_groups(type); group++)
         UNROLL
     for (int part = 0; part < 2; part++) {
         struct super_part p;
