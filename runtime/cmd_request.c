@@ -133,34 +133,39 @@ static int ids_lines(struct channel *c, const char *tag, const int32_t *ids, siz
 }
 
 /* What the engine would make of the text if it came in one part. */
-static int text_cut(struct tokenizer *t, bool chat, const char *bytes, size_t n_bytes, int32_t *ids,
-                    size_t ids_max, size_t *n_ids, struct error *err)
+static int text_cut(struct tokenizer *t, const struct chat *chat, const char *bytes, size_t n_bytes,
+                    int32_t *ids, size_t ids_max, size_t *n_ids, struct error *err)
 {
+    struct chat_state state = {0};
     int code;
-    if (!chat) {
+    if (chat == NULL) {
         if (tokenizer_adds_bos(t) && tokenizer_bos(t) >= 0)
             ids[(*n_ids)++] = tokenizer_bos(t);
         return tokenizer_encode(t, bytes, n_bytes, true, ids, ids_max, n_ids, err);
     }
-    code = chat_turn(t, CHAT_USER, bytes, n_bytes, ids, ids_max, n_ids, err);
-    return code != 0 ? code : chat_answer_begin(t, ids, ids_max, n_ids, err);
+    code = chat_turn(chat, &state, CHAT_USER, bytes, n_bytes, ids, ids_max, n_ids, err);
+    return code != 0 ? code : chat_answer_begin(chat, &state, ids, ids_max, n_ids, err);
 }
 
 static int long_text(struct channel *c, const char *tag, const struct settings *s,
                      const char *bytes, size_t n_bytes, struct error *err)
 {
-    size_t ids_max = n_bytes + 256, n_ids = 0;
+    size_t ids_max = n_bytes + 4096, n_ids = 0;
     struct tokenizer *t = NULL;
+    struct chat *chat = NULL;
     struct gguf *g = NULL;
     int32_t *ids = malloc(ids_max * sizeof *ids);
     int code = ids != NULL ? gguf_open(&g, s->model, err)
                            : error_set(err, EBB_ENOMEM, "out of memory for the prompt's ids");
     if (code == 0)
         code = tokenizer_open(&t, g, err);
+    if (code == 0 && s->chat)
+        code = chat_open(&chat, g, t, err);
     if (code == 0)
-        code = text_cut(t, s->chat, bytes, n_bytes, ids, ids_max, &n_ids, err);
+        code = text_cut(t, chat, bytes, n_bytes, ids, ids_max, &n_ids, err);
     if (code == 0)
         code = ids_lines(c, tag, ids, n_ids, err);
+    chat_close(chat);
     if (t != NULL)
         tokenizer_close(t);
     if (g != NULL)

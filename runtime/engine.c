@@ -269,6 +269,8 @@ static int model_and_plan(struct engine *e, struct error *err)
     if (code == 0)
         code = tokenizer_open(&e->tokenizer, e->model->gguf, err);
     if (code == 0)
+        code = chat_open(&e->chat, e->model->gguf, e->tokenizer, err);
+    if (code == 0)
         code = plan_make(&e->plan, s->split, s->n_cards, e->model->geometry.n_layers, err);
     if (code != 0)
         return code;
@@ -357,6 +359,7 @@ void engine_close(struct engine *e)
     cards_close(e);
     control_close(e);
     scheduler_close(e->scheduler);
+    chat_close(e->chat);
     tokenizer_close(e->tokenizer);
     model_close(e->model);
     if (e->fd_wake >= 0)

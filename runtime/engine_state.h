@@ -20,6 +20,7 @@
 #include "protocol/channel.h"
 #include "protocol/vram.h"
 #include "runtime/engine.h"
+#include "runtime/model/chat.h"
 #include "runtime/model/model.h"
 #include "runtime/model/tokenizer.h"
 #include "runtime/plan.h"
@@ -106,6 +107,7 @@ struct request {
     int32_t *ids; /* owned: parts, until the sequence has its copy */
     size_t n_ids, capacity;
     bool has_roles, is_score, ignore_eos;
+    struct chat_state chat; /* where its conversation stands */
     struct sampling sampling;
     struct sched_seq *seq; /* the scheduler's; NULL before GEN and once it ended */
     struct stop_match stops;
@@ -155,6 +157,8 @@ struct engine {
     struct engine_events events;
     struct model *model;
     struct tokenizer *tokenizer;
+    struct chat *chat;    /* the model's template */
+    bool chat_was_warned; /* told that it is a guess */
     char model_path[4096];
     struct plan plan;
     struct sizes sizes;

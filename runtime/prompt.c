@@ -107,7 +107,8 @@ static int addition_keep(struct engine *e, struct request *r, const struct addit
         memcpy(r->ids + r->n_ids, e->scratch_ids, a->n * sizeof *r->ids);
     r->n_ids = n;
     r->has_roles = r->has_roles || a->has_role;
-    r->chat = a->chat;
+    if (a->has_role)
+        r->chat = a->chat;
     return 0;
 }
 

@@ -182,6 +182,11 @@ bool tokenizer_adds_eos(const struct tokenizer *t)
     return t->adds_eos;
 }
 
+bool tokenizer_adds_space(const struct tokenizer *t)
+{
+    return t->adds_space;
+}
+
 bool tokenizer_is_end(const struct tokenizer *t, int32_t id)
 {
     for (size_t i = 0; i < t->n_ends; i++)

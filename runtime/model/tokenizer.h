@@ -22,6 +22,7 @@ int32_t tokenizer_bos(const struct tokenizer *t); /* -1: none */
 int32_t tokenizer_eos(const struct tokenizer *t); /* -1: none */
 bool tokenizer_adds_bos(const struct tokenizer *t);
 bool tokenizer_adds_eos(const struct tokenizer *t); /* to a text that is complete; nothing here does it, as a prompt never is */
+bool tokenizer_adds_space(const struct tokenizer *t); /* SentencePiece's, before a text and behind a special token */
 bool tokenizer_is_end(const struct tokenizer *t, int32_t id); /* eos, or an end-of-turn special such as <|im_end|> */
 int32_t tokenizer_special(const struct tokenizer *t, const char *text); /* id of a control or user-defined token by its exact text, -1: none */
 
