@@ -11,6 +11,7 @@ static const char *const run_groups[] = {"engine", "prompt", "ids", "request",
                                          "output", "common", NULL};
 static const char *const serve_groups[] = {"engine", "controller", "common", NULL};
 static const char *const score_groups[] = {"engine", "ids", "score", "common", NULL};
+static const char *const inspect_groups[] = {"inspect", "common", NULL};
 
 static const struct command commands[] = {
     {
@@ -50,6 +51,17 @@ static const struct command commands[] = {
         .examples = "  ebbtide score -m model.gguf --ids 3390,262,2714 --top 5\n"
                     "  ebbtide score -m model.gguf --text \"In the beginning\" --kernels float\n",
         .run = command_score_run,
+    },
+    {
+        .name = "inspect",
+        .summary = "say what a model file holds, and what a split of it would",
+        .usage = "FILE [flags]",
+        .details = "Reads the file's tables alone, also of models that this program does not run:\n"
+                   "then it says why not. Of a split file, any part names all.\n",
+        .groups = inspect_groups,
+        .examples = "  ebbtide inspect model.gguf\n"
+                    "  ebbtide inspect model-00001-of-00003.gguf --json --cards 8\n",
+        .run = command_inspect_run,
     },
     {.name = "vram", .summary = "show the cards' memory, or have some of it left free"},
     {.name = "stat", .summary = "show what a running engine's cards hold and do"},

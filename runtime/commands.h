@@ -1,7 +1,7 @@
 /* runtime/commands.h - the commands of `ebbtide`: one table, one way to read flags, one way to end.
  *
  * A command gets its arguments without its own name and returns the program's exit status (protocol/exit_status.h). run,
- * serve and score are here; every other `ebbtide X` is the program `ebbtide-X` beside this one, or in PATH. Only main exits.
+ * serve, score and inspect are here; every other `ebbtide X` is the program `ebbtide-X` beside this one, or in PATH. Only main exits.
  */
 #pragma once
 #include <stdio.h>
@@ -38,3 +38,4 @@ int command_help_run(const struct command *c, int argc, char **argv);
 int command_run_run(const struct command *c, int argc, char **argv);
 int command_serve_run(const struct command *c, int argc, char **argv);
 int command_score_run(const struct command *c, int argc, char **argv);
+int command_inspect_run(const struct command *c, int argc, char **argv);

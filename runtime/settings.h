@@ -64,6 +64,10 @@ struct settings {
     char *ids_file;     /* --ids-file FILE, "-" = stdin */
     uint32_t score_top; /* --top, 5 */
 
+    /* of `ebbtide inspect` */
+    bool json;               /* --json */
+    uint32_t inspect_cards; /* --cards N: splits over 1..N cards, 4 */
+
     bool help; /* -h/--help was met: parsing ended there, nothing else counts */
 };
 
@@ -77,5 +81,5 @@ int settings_parse(struct settings *s, int argc, char **argv, char **bare, size_
 int settings_parse_groups(struct settings *s, const char *const *groups, size_t n_groups, int argc,
                           char **argv, char **bare, size_t *n_bare, struct error *err);
 /* The flags of a command's --help, from the table. `groups`: which ("engine", "controller", "request", "output", "prompt", "ids",
- * "score", "common"). */
+ * "score", "inspect", "common"). */
 void settings_help(FILE *out, const char *const *groups, size_t n_groups);

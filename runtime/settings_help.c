@@ -75,9 +75,10 @@ static const char *group_title(const char *group)
 {
     static const struct {
         const char *group, *title;
-    } titles[] = {{"engine", "Engine"},         {"prompt", "Prompt"}, {"ids", "Token ids"},
-                  {"score", "Scoring"},         {"output", "Output"}, {"request", "Generation"},
-                  {"controller", "Controller"}, {"common", "Help"}};
+    } titles[] = {
+        {"engine", "Engine"},      {"prompt", "Prompt"},         {"ids", "Token ids"},
+        {"score", "Scoring"},      {"output", "Output"},         {"inspect", "Inspecting"},
+        {"request", "Generation"}, {"controller", "Controller"}, {"common", "Help"}};
     for (size_t i = 0; i < sizeof titles / sizeof titles[0]; i++)
         if (strcmp(titles[i].group, group) == 0)
             return titles[i].title;

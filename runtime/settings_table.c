@@ -276,6 +276,22 @@ const struct setting settings_table[] = {
      .choices = "text|ids|jsonl",
      .help = "what stdout gets: the text, the generated ids, or one JSON object per event"},
 
+    {.key = "json",
+     .group = "inspect",
+     .type = SETTING_BOOL,
+     .offset = AT(json),
+     .default_value = "false",
+     .help = "one JSON object in place of tables"},
+    {.key = "cards", /* the engine's flag of this name is a list */
+     .group = "inspect",
+     .type = SETTING_U32,
+     .offset = AT(inspect_cards),
+     .value_name = "N",
+     .default_value = "4",
+     .min = 1,
+     .max = CARDS_MAX,
+     .help = "show what even splits over 1 to N cards would hold"},
+
     {.key = "help",
      .letter = 'h',
      .group = "common",
