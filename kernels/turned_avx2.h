@@ -82,9 +82,10 @@ INLINE void turned_load(const uint8_t *const row[8], size_t offset, __m256i t[4]
     __m256i v[4];
     UNROLL
     for (int i = 0; i < 4; i++) {
-        __m128i low = _mm_loadu_si128((const __m128i *)(const void *)(row[i] + offset));
-        __m128i high = _mm_loadu_si128((const __m128i *)(const void *)(row[i + 4] + offset));
-        v[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+        const __m128i *low = (const __m128i *)(const void *)(row[i] + offset);
+        const __m128i *high = (const __m128i *)(const void *)(row[i + 4] + offset);
+        v[i] = _mm256_blend_epi32(_mm256_castsi128_si256(_mm_loadu_si128(low)),
+                                  _mm256_broadcastsi128_si256(_mm_loadu_si128(high)), 0xf0);
     }
     __m256i a0 = _mm256_unpacklo_epi32(v[0], v[1]), a1 = _mm256_unpackhi_epi32(v[0], v[1]);
     __m256i b0 = _mm256_unpacklo_epi32(v[2], v[3]), b1 = _mm256_unpackhi_epi32(v[2], v[3]);
