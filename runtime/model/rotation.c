@@ -31,9 +31,12 @@ struct scaling {
     float attention;            /* times the scale of cosines and sines */
 };
 
-static int positive(struct keys *k, int rc, float value)
+static int read_positive(struct keys *k, const char *name, float *value)
 {
-    return rc != 0 || value > 0 ? rc : REFUSE(k, EBB_EFORMAT, "wants more than 0, got %g", value);
+    int rc = read_f32(k, name, OPTIONAL, value);
+    return rc != 0 || *value > 0
+               ? rc
+               : REFUSE(k, EBB_EFORMAT, "wants more than 0, got %g", (double)*value);
 }
 
 static bool is_text(struct gguf_string s, const char *text)
@@ -45,9 +48,9 @@ static int read_kind(struct keys *k, struct scaling *s)
 {
     struct gguf_string kind = {"linear", 6};
     char shown[SHOWN_BYTES];
-    int rc = read_f32(k, "rope.scale_linear", OPTIONAL, &s->factor); /* the key's older name */
+    int rc = read_positive(k, "rope.scale_linear", &s->factor); /* the key's older name */
     if (rc == 0)
-        rc = positive(k, read_f32(k, "rope.scaling.factor", OPTIONAL, &s->factor), s->factor);
+        rc = read_positive(k, "rope.scaling.factor", &s->factor);
     if (rc == 0)
         rc = finish(k, gguf_text(k->g, key_of(k, "rope.scaling.type"), &kind, k->err), OPTIONAL);
     if (rc != 0)
@@ -74,17 +77,13 @@ static int read_scaling(struct keys *k, const struct model_geometry *m, struct s
         rc = read_u32(k, "rope.scaling.original_context_length", OPTIONAL, UINT32_MAX,
                       &s->original_context);
     if (rc == 0)
-        rc = positive(k, read_f32(k, "rope.scaling.attn_factor", OPTIONAL, &s->attention),
-                      s->attention);
+        rc = read_positive(k, "rope.scaling.attn_factor", &s->attention);
     if (rc == 0)
-        rc = positive(k, read_f32(k, "rope.scaling.yarn_attn_factor", OPTIONAL, &s->attention),
-                      s->attention);
+        rc = read_positive(k, "rope.scaling.yarn_attn_factor", &s->attention);
     if (rc == 0)
-        rc = positive(k, read_f32(k, "rope.scaling.yarn_beta_fast", OPTIONAL, &s->beta_fast),
-                      s->beta_fast);
+        rc = read_positive(k, "rope.scaling.yarn_beta_fast", &s->beta_fast);
     if (rc == 0)
-        rc = positive(k, read_f32(k, "rope.scaling.yarn_beta_slow", OPTIONAL, &s->beta_slow),
-                      s->beta_slow);
+        rc = read_positive(k, "rope.scaling.yarn_beta_slow", &s->beta_slow);
     if (rc == 0)
         rc = read_f32(k, "rope.scaling.yarn_ext_factor", OPTIONAL, &s->strength);
     if (rc == 0 && s->strength < 0) /* "as the reader thinks best" in files of some writers */

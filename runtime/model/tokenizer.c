@@ -280,7 +280,7 @@ static int encode_spm(struct tokenizer *t, const char *text, size_t n, bool with
     return rc;
 }
 
-/* `begins`: at the beginning of a text or behind a mark, where SentencePiece adds its space. */
+/* `begins`: at the beginning of a text or behind a control token, where SentencePiece adds its space. */
 static int encode_plain(struct tokenizer *t, const char *text, size_t n, bool begins,
                         struct sink *s)
 {
@@ -302,7 +302,7 @@ static int encode(struct tokenizer *t, const char *text, size_t n, const struct 
             continue;
         }
         rc = encode_plain(t, text + plain, at - plain, begins, s);
-        begins = true;
+        begins = vocab_is_control(&t->vocab, mark); /* user-defined ones are text */
         if (rc == 0 && s->n_ids >= s->ids_max)
             rc = EBB_ERANGE;
         if (rc == 0)
