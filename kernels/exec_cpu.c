@@ -152,11 +152,14 @@ static void *stream_main(void *arg)
 {
     struct exec_stream *s = arg;
     uint64_t n_run = 0, n_pushed;
-    while ((n_pushed = work_wait(s, n_run)) != n_run)
+    while ((n_pushed = work_wait(s, n_run)) != n_run) {
+        pool_cpu_busy(s->worker.pool, true);
         for (; n_run != n_pushed; n_run++) {
             struct op *op = op_next(s);
             op->job(op->args, &s->worker);
         }
+        pool_cpu_busy(s->worker.pool, false);
+    }
     return NULL;
 }
 

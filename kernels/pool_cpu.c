@@ -4,11 +4,14 @@
  * by an atomic counter. A worker joins a loop only while it is in the list, and the owner takes it out before it
  * waits for those inside, so a loop's memory is never touched after pool_cpu_for() returns. The last worker to leave
  * reads what it needs before it lowers n_inside: after that the loop belongs to its owner again.
- * `epoch` counts posted loops: it is what a spinning worker looks at without the lock.
+ * `epoch` counts posted loops: it is what a spinning worker looks at without the lock. Sleeping and waking cost more
+ * than most loops of a decode step take, so a worker stays awake between the loops of a busy stream; it yields its
+ * core at every look, and so takes no time from whoever else wants it.
  * Refuses: nothing at run time; a pool without workers runs every loop on the caller.
  */
 #include "kernels/pool_cpu.h"
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -24,6 +27,7 @@ struct pool_cpu {
     _Atomic uint64_t epoch;
     size_t n_sleeping, n_spinning; /* the lock */
     _Atomic bool stopping;
+    _Atomic size_t n_busy; /* streams that are running operations */
     size_t n_workers;
     unsigned long threads[];
 };
@@ -81,14 +85,30 @@ static void loop_help(struct pool_cpu *p, struct pool_cpu_loop *loop)
         pthread_cond_broadcast(&p->left);
 }
 
-/* Called and left with the lock: looks for a new loop for a moment without it, then sleeps. */
+/* One look of a thread that waits for another: at first it keeps its core, then it offers it at every look. */
+static void look_pause(int i)
+{
+    if (i < CPU_SPINS)
+        cpu_relax();
+    else
+        sched_yield();
+}
+
+/* How often a worker looks for a new loop. */
+static int worker_looks(struct pool_cpu *p)
+{
+    bool busy = atomic_load_explicit(&p->n_busy, memory_order_relaxed) > 0;
+    return busy ? CPU_SPINS + CPU_YIELDS : CPU_SPINS;
+}
+
+/* Called and left with the lock: looks for a new loop for a while without it, then sleeps. */
 static void worker_idle(struct pool_cpu *p)
 {
     uint64_t seen = atomic_load(&p->epoch);
     p->n_spinning++;
     pthread_mutex_unlock(&p->lock);
-    for (int i = 0; i < CPU_SPINS && atomic_load(&p->epoch) == seen; i++)
-        cpu_relax();
+    for (int i = 0; i < worker_looks(p) && atomic_load(&p->epoch) == seen; i++)
+        look_pause(i);
     pthread_mutex_lock(&p->lock);
     p->n_spinning--;
     while (atomic_load(&p->epoch) == seen && !atomic_load(&p->stopping)) {
@@ -173,10 +193,10 @@ static void loop_withdraw(struct pool_cpu *p, struct pool_cpu_loop *loop)
         link = &(*link)->next;
     *link = loop->next;
     pthread_mutex_unlock(&p->lock);
-    for (int i = 0; i < CPU_SPINS; i++) {
+    for (int i = 0; i < CPU_SPINS + CPU_YIELDS; i++) {
         if (atomic_load_explicit(&loop->n_inside, memory_order_acquire) == 0)
             return;
-        cpu_relax();
+        look_pause(i);
     }
     pthread_mutex_lock(&p->lock);
     loop->owner_sleeps = true;
@@ -184,6 +204,14 @@ static void loop_withdraw(struct pool_cpu *p, struct pool_cpu_loop *loop)
         pthread_cond_wait(&p->left, &p->lock);
     loop->owner_sleeps = false;
     pthread_mutex_unlock(&p->lock);
+}
+
+void pool_cpu_busy(struct pool_cpu *p, bool busy)
+{
+    if (busy)
+        atomic_fetch_add_explicit(&p->n_busy, 1, memory_order_relaxed);
+    else
+        atomic_fetch_sub_explicit(&p->n_busy, 1, memory_order_relaxed);
 }
 
 void pool_cpu_for(struct pool_cpu *p, struct pool_cpu_loop *loop, size_t n, size_t grain,

@@ -4,7 +4,8 @@
  * idle workers join whatever loops are open and take pieces by a shared counter. Who computes a piece never matters
  * to the result: a body writes only what belongs to the items of its piece.
  * Threads: pool_cpu_for() from any number of stream threads at once, each with its own loop; not from inside a body.
- * Idle workers spin for a few microseconds at most, then sleep: other processes share these cores.
+ * Workers without a loop spin for a few microseconds, then sleep: other processes share these cores. While a stream is
+ * busy they first go on looking for some hundred microseconds, yielding their core each time.
  */
 #pragma once
 #include <stdatomic.h>
@@ -28,6 +29,9 @@ struct pool_cpu_loop {
 /* How often to look before sleeping: some microseconds of pause instructions. */
 #define CPU_SPINS 128
 
+/* How often to look after that, where another thread is known to be at work: a yield is some tenths of a microsecond. */
+#define CPU_YIELDS 1000
+
 static inline void cpu_relax(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
@@ -42,6 +46,9 @@ void cpu_thread_join(unsigned long thread);
 /* n_workers >= 0 threads. 0, EBB_ENOMEM (memory or a thread refused; nothing is left behind). */
 int pool_cpu_open(struct pool_cpu **p, int n_workers, struct error *err);
 void pool_cpu_close(struct pool_cpu *p); /* NULL is fine; no loop may be open */
+
+/* A stream says that it begins (true) or ends running operations; loops are expected in between. */
+void pool_cpu_busy(struct pool_cpu *p, bool busy);
 
 /* body over [0, n) in pieces of at least `grain` items (grain 0 counts as 1); returns when all ran. */
 void pool_cpu_for(struct pool_cpu *p, struct pool_cpu_loop *loop, size_t n, size_t grain,
