@@ -11,6 +11,7 @@ static const char *const run_groups[] = {"engine", "prompt", "ids", "request",
                                          "output", "common", NULL};
 static const char *const serve_groups[] = {"engine", "controller", "common", NULL};
 static const char *const score_groups[] = {"engine", "ids", "score", "common", NULL};
+static const char *const config_groups[] = {"config", "common", NULL};
 static const char *const inspect_groups[] = {"inspect", "common", NULL};
 
 static const struct command commands[] = {
@@ -62,6 +63,17 @@ static const struct command commands[] = {
         .examples = "  ebbtide inspect model.gguf\n"
                     "  ebbtide inspect model-00001-of-00003.gguf --json --cards 8\n",
         .run = command_inspect_run,
+    },
+    {
+        .name = "config",
+        .summary = "check a file of settings, or print one with every key",
+        .usage = "--check FILE | --print",
+        .details = "Files are YAML, for --config of the other commands. An error is one line:\n"
+                   "file:line: key: expected ..., got ...\n",
+        .groups = config_groups,
+        .examples = "  ebbtide config --print > ebbtide.yaml\n"
+                    "  ebbtide config --check ebbtide.yaml\n",
+        .run = command_config_run,
     },
     {.name = "vram", .summary = "show the cards' memory, or have some of it left free"},
     {.name = "stat", .summary = "show what a running engine's cards hold and do"},

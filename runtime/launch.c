@@ -165,7 +165,9 @@ static void words_lay_out(struct launch *l, struct text *t, const struct stage_w
 int launch_open(struct launch *l, const struct settings *s, const struct card_setting *card,
                 uint64_t vram_mib, struct error *err)
 {
-    const char *template = s->launch != NULL ? s->launch : "{stage}";
+    const char *template = card->launch[0] != '\0' ? card->launch
+                           : s->launch != NULL     ? s->launch
+                                                   : "{stage}";
     struct stage_words w = {.n = 0};
     int code = 0;
     *l = (struct launch){.text = malloc(LAUNCH_TEXT_MAX)};

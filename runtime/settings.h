@@ -1,7 +1,7 @@
 /* runtime/settings.h - every setting of the engine in one table: key, flag, type, default, range, help.
  *
- * The table (settings.c) drives the flags' parser and --help; a YAML reader can join without touching the rest. A
- * setting's key is its flag without the dashes. Threads: filled once at start, read-only afterwards. Strings are owned by the struct.
+ * The table (settings_table.c) drives the flags' parser, --help, the reader of YAML files and the sample of one. A
+ * setting's key is its flag without the dashes; flags win over the file of --config. Threads: filled once at start, read-only afterwards. Strings are owned by the struct.
  */
 #pragma once
 #include <stdbool.h>
@@ -20,6 +20,7 @@ struct card_setting {
     char host[128];       /* "" = this host; from cpu:0@host */
     uint64_t vram_mib;    /* capacity that may be used, 0 = the driver's default */
     uint64_t reserve_mib; /* the start's reserve */
+    char launch[256];     /* its own launch template; "" = the run's */
 };
 
 enum on_eof { ON_EOF_FINISH, ON_EOF_CANCEL };
@@ -65,21 +66,33 @@ struct settings {
     uint32_t score_top; /* --top, 5 */
 
     /* of `ebbtide inspect` */
-    bool json;               /* --json */
+    bool json;              /* --json */
     uint32_t inspect_cards; /* --cards N: splits over 1..N cards, 4 */
+
+    /* of `ebbtide plan` and `ebbtide config` */
+    bool why;             /* --why */
+    char *config_checked; /* --check FILE */
+    bool config_print;    /* --print */
+
+    char *config; /* --config FILE: settings, under the flags */
 
     bool help; /* -h/--help was met: parsing ended there, nothing else counts */
 };
 
 void settings_default(struct settings *s);
 void settings_free(struct settings *s);
-/* Reads flags (both `--key value` and `--key=value`). Bare arguments are left in argv order through bare[] (argc entries).
+/* Reads flags (both `--key value` and `--key=value`), the file of --config before them. Bare arguments are left in argv order through bare[] (argc entries).
  * EBB_EINVAL, EBB_ERANGE, EBB_EUNKNOWN_KEY (names the nearest). */
 int settings_parse(struct settings *s, int argc, char **argv, char **bare, size_t *n_bare,
                    struct error *err);
 /* The same for a command that has only the flags of these groups: another group's flag is refused by name. */
 int settings_parse_groups(struct settings *s, const char *const *groups, size_t n_groups, int argc,
                           char **argv, char **bare, size_t *n_bare, struct error *err);
+/* Reads a file of settings alone. *n_keys: how many keys it gave. EBB_ENOENT, EBB_EIO, EBB_EFORMAT (not YAML, or not of
+ * the form), EBB_EINVAL, EBB_ERANGE, EBB_EUNKNOWN_KEY; the words are "file:line: key: expected ..., got ...". */
+int settings_read(struct settings *s, const char *path, size_t *n_keys, struct error *err);
+/* The sample file: every key with its help, range and default; it reads back as settings_default(). */
+void settings_sample(FILE *out);
 /* The flags of a command's --help, from the table. `groups`: which ("engine", "controller", "request", "output", "prompt", "ids",
  * "score", "inspect", "common"). */
 void settings_help(FILE *out, const char *const *groups, size_t n_groups);

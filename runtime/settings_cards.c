@@ -28,6 +28,19 @@ static int card_kind_find(const char *name, size_t n_bytes, enum card_kind *kind
     return EBB_EINVAL;
 }
 
+static bool host_is_valid(const char *host)
+{
+    return host[0] != '\0' && host[0] != '-' && host[strspn(host, letters_of_a_host)] == '\0' &&
+           strlen(host) < sizeof((struct card_setting *)NULL)->host;
+}
+
+int host_check(const char *value, struct error *err)
+{
+    if (!host_is_valid(value))
+        return error_set(err, EBB_EINVAL, "wanted a host such as box.local, got '%.128s'", value);
+    return 0;
+}
+
 /* "cpu:0" or "cpu:0@host"; text is a copy that may be cut. */
 static int card_parse(struct card_setting *card, char *text)
 {
@@ -39,8 +52,7 @@ static int card_parse(struct card_setting *card, char *text)
         return EBB_EINVAL;
     if (host != NULL) {
         *host++ = '\0';
-        if (host[0] == '\0' || host[0] == '-' || host[strspn(host, letters_of_a_host)] != '\0' ||
-            strlen(host) >= sizeof card->host)
+        if (!host_is_valid(host))
             return EBB_EINVAL;
         memcpy(card->host, host, strlen(host) + 1);
     }
@@ -57,30 +69,38 @@ static bool card_is_same(const struct card_setting *a, const struct card_setting
     return a->kind == b->kind && a->ordinal == b->ordinal && strcmp(a->host, b->host) == 0;
 }
 
+int card_add(struct card_setting *cards, size_t *n, const char *card, size_t n_bytes,
+             struct error *err)
+{
+    char text[192];
+    int shown = (int)(n_bytes < sizeof text - 1 ? n_bytes : sizeof text - 1);
+    if (*n == CARDS_MAX)
+        return error_set(err, EBB_ERANGE, "wanted at most %d cards, got more", CARDS_MAX);
+    (void)snprintf(text, sizeof text, "%.*s", shown, card);
+    if (n_bytes >= sizeof text || card_parse(&cards[*n], text) != 0)
+        return error_set(err, EBB_EINVAL,
+                         "wanted a list like cpu:0,cpu:1,cuda:0,cpu:0@host "
+                         "(numbers up to %d), got '%.*s' as card %zu",
+                         ORDINAL_MAX, shown, card, *n);
+    for (size_t i = 0; i < *n; i++)
+        if (card_is_same(&cards[i], &cards[*n]))
+            return error_set(err, EBB_EINVAL,
+                             "wanted every card once, got '%.*s' as card %zu and %zu", shown, card,
+                             i, *n);
+    (*n)++;
+    return 0;
+}
+
 /* Replaces the cards of s; on failure they stay as they were. */
 int cards_parse(struct settings *s, const char *list, struct error *err)
 {
     struct card_setting cards[CARDS_MAX];
     size_t n_cards = 0;
-    char text[192];
     for (const char *cursor = list;; cursor++) {
         size_t n_bytes = strcspn(cursor, ",");
-        int shown = (int)(n_bytes < sizeof text - 1 ? n_bytes : sizeof text - 1);
-        if (n_cards == CARDS_MAX)
-            return error_set(err, EBB_ERANGE, "--cards: wanted at most %d cards, got more",
-                             CARDS_MAX);
-        (void)snprintf(text, sizeof text, "%.*s", shown, cursor);
-        if (n_bytes >= sizeof text || card_parse(&cards[n_cards], text) != 0)
-            return error_set(err, EBB_EINVAL,
-                             "--cards: wanted a list like cpu:0,cpu:1,cuda:0,cpu:0@host "
-                             "(numbers up to %d), got '%.*s' as card %zu",
-                             ORDINAL_MAX, shown, cursor, n_cards);
-        for (size_t i = 0; i < n_cards; i++)
-            if (card_is_same(&cards[i], &cards[n_cards]))
-                return error_set(err, EBB_EINVAL,
-                                 "--cards: wanted every card once, got '%.*s' as card %zu and %zu",
-                                 shown, cursor, i, n_cards);
-        n_cards++;
+        int code = card_add(cards, &n_cards, cursor, n_bytes, err);
+        if (code != 0)
+            return code;
         cursor += n_bytes;
         if (*cursor == '\0')
             break;
@@ -131,6 +151,6 @@ int ids_check(const char *value, struct error *err)
     while (got > 0)
         got = ids_next(&cursor, INT32_MAX, &id, &why);
     if (got < 0)
-        return error_set(err, got, "wanted token ids like 1,2,3: %s", why.text);
+        return error_set(err, got, "wanted token ids like 1,2,3, got '%.64s': %s", value, why.text);
     return 0;
 }

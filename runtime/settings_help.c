@@ -5,7 +5,6 @@
  */
 #include "runtime/settings_table.h"
 
-#include <inttypes.h>
 #include <string.h>
 
 #define HELP_COLUMN 28
@@ -33,28 +32,12 @@ static void print_wrapped(FILE *out, const char *text)
     fputc('\n', out);
 }
 
-static void range_write(const struct setting *row, char *text, size_t capacity)
-{
-    text[0] = '\0';
-    switch (row->type) {
-    case SETTING_U32:
-    case SETTING_U64:
-    case SETTING_CARD_MIB:
-        (void)snprintf(text, capacity, "%" PRIu64 "..%" PRIu64, row->min, row->max);
-        break;
-    case SETTING_F64: (void)snprintf(text, capacity, "%g..%g", row->real_min, row->real_max); break;
-    case SETTING_CHOICE:
-    case SETTING_CHOICE_INDEX: (void)snprintf(text, capacity, "%s", row->choices); break;
-    default: break;
-    }
-}
-
 static void print_flag(FILE *out, const struct setting *row)
 {
     const char *is = row->default_words != NULL ? row->default_words : row->default_value;
     char letter[8] = "", left[HELP_COLUMN * 2], range[96], text[512];
     int n;
-    range_write(row, range, sizeof range);
+    setting_range(row, range, sizeof range);
     if (row->letter != 0)
         (void)snprintf(letter, sizeof letter, "-%c, ", row->letter);
     n = snprintf(left, sizeof left, "  %4s--%s %s", letter, row->key,
@@ -75,10 +58,12 @@ static const char *group_title(const char *group)
 {
     static const struct {
         const char *group, *title;
-    } titles[] = {
-        {"engine", "Engine"},      {"prompt", "Prompt"},         {"ids", "Token ids"},
-        {"score", "Scoring"},      {"output", "Output"},         {"inspect", "Inspecting"},
-        {"request", "Generation"}, {"controller", "Controller"}, {"common", "Help"}};
+    } titles[] = {{"engine", "Engine"},      {"prompt", "Prompt"},
+                  {"ids", "Token ids"},      {"score", "Scoring"},
+                  {"output", "Output"},      {"inspect", "Inspecting"},
+                  {"request", "Generation"}, {"controller", "Controller"},
+                  {"plan", "Planning"},      {"config", "Configuration"},
+                  {"common", "Help"}};
     for (size_t i = 0; i < sizeof titles / sizeof titles[0]; i++)
         if (strcmp(titles[i].group, group) == 0)
             return titles[i].title;

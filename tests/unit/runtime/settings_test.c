@@ -194,7 +194,7 @@ Test(settings, defaults_shown_in_help_are_the_defaults)
         struct settings s, untouched;
         (void)snprintf(flag, sizeof flag, "%.*s", (int)strcspn(entry + 2, " \n"), entry + 2);
         if (!help_default(entry, value, sizeof value) || strcmp(value, "ebbtide-<pid>") == 0 ||
-            strcmp(value, "by name") == 0)
+            strcmp(value, "by name") == 0 || strcmp(value, "as the first") == 0)
             continue;
         settings_default(&untouched);
         cr_expect_eq(PARSE(&s, flag, value), 0, "%s", err.text);
@@ -398,4 +398,21 @@ Test(settings, help_ends_the_reading)
     cr_assert_eq(PARSE(&s, "-h", "--no-such-flag"), 0);
     cr_expect(s.help);
     settings_free(&s);
+}
+
+Test(settings, a_reserve_for_the_later_cards_stands_beside_that_of_the_first)
+{
+    struct settings s;
+    cr_assert_eq(
+        PARSE(&s, "--cards", "cpu:0,cpu:1,cpu:2", "--reserve-later-mib", "5", "--reserve-mib", "3"),
+        0, "%s", err.text);
+    cr_expect_eq(s.cards[0].reserve_mib, 3);
+    cr_expect_eq(s.cards[1].reserve_mib, 5);
+    cr_expect_eq(s.cards[2].reserve_mib, 5);
+    settings_free(&s);
+    REFUSES(EBB_EINVAL, "--reserve-later-mib: wanted to stand beside one reserve", "--cards",
+            "cpu:0,cpu:1", "--reserve-mib", "1,2", "--reserve-later-mib", "5");
+    REFUSES(EBB_ERANGE, "--reserve-later-mib: wanted a whole number", "--reserve-later-mib",
+            "1073741825");
+    REFUSES(EBB_ENOENT, "/tmp/no-such.yaml", "--config", "/tmp/no-such.yaml");
 }
