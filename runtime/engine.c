@@ -262,6 +262,21 @@ static int memory_open(struct engine *e, struct error *err)
     return 0;
 }
 
+/* Absolute: a stage may be started in another directory. Only the directory is resolved: a split model's parts are found
+ * by the name that was given, which the target of a link may not have. */
+static bool path_make_absolute(const char *path, char *absolute, size_t room)
+{
+    const char *slash = strrchr(path, '/'), *name = slash != NULL ? slash + 1 : path;
+    char folder[PATH_MAX];
+    int n = snprintf(folder, sizeof folder, "%.*s.", (int)(name - path), path);
+    char *whole = n >= 0 && (size_t)n < sizeof folder ? realpath(folder, NULL) : NULL;
+    if (whole == NULL)
+        return false;
+    n = snprintf(absolute, room, "%s%s%s", whole, whole[1] != '\0' ? "/" : "", name);
+    free(whole);
+    return n >= 0 && (size_t)n < room;
+}
+
 static int model_and_plan(struct engine *e, struct error *err)
 {
     const struct settings *s = e->settings;
@@ -274,11 +289,7 @@ static int model_and_plan(struct engine *e, struct error *err)
         code = plan_make(&e->plan, s->split, s->n_cards, e->model->geometry.n_layers, err);
     if (code != 0)
         return code;
-    /* Absolute: a stage may be started in another directory. */
-    char *whole = realpath(s->model, NULL);
-    int n = whole != NULL ? snprintf(e->model_path, sizeof e->model_path, "%s", whole) : -1;
-    free(whole);
-    if (n < 0 || (size_t)n >= sizeof e->model_path)
+    if (!path_make_absolute(s->model, e->model_path, sizeof e->model_path))
         return error_set(err, EBB_EIO, "%s: its path cannot be made absolute", s->model);
     e->n_scratch_ids = (size_t)e->model->geometry.context_max + LINE_BYTES_MAX + 64;
     e->scratch_ids = malloc(e->n_scratch_ids * sizeof *e->scratch_ids);

@@ -25,7 +25,7 @@ int chat_role_find(const char *name, size_t n_bytes, enum chat_role *role); /* E
 
 /* By tokenizer.chat_template; borrows the tokenizer. EBB_EFORMAT (the key is no text), EBB_ENOMEM. */
 int chat_open(struct chat **c, const struct gguf *g, struct tokenizer *t, struct error *err);
-void chat_close(struct chat *c); /* NULL is fine */
+void chat_close(struct chat *c);                /* NULL is fine */
 const char *chat_name(const struct chat *c);    /* of the template used: "chatml", "llama-3" */
 const char *chat_warning(const struct chat *c); /* a sentence where it is only a guess, else NULL */
 
@@ -36,8 +36,10 @@ const char *chat_template_name(const struct chat_template *row);
 /* Appends one turn ("<|im_start|>user\n…<|im_end|>\n"), with what a conversation begins with before its first one, and the
  * opening of the assistant's answer. The content is text, or ids that are taken as they are. EBB_ERANGE: more than ids_max;
  * on failure nothing is appended and *s is as it was. */
-int chat_turn(const struct chat *c, struct chat_state *s, enum chat_role role, const char *text, size_t n_bytes, int32_t *ids,
-              size_t ids_max, size_t *n_ids, struct error *err);
-int chat_turn_ids(const struct chat *c, struct chat_state *s, enum chat_role role, const int32_t *content, size_t n_content,
-                  int32_t *ids, size_t ids_max, size_t *n_ids, struct error *err);
-int chat_answer_begin(const struct chat *c, struct chat_state *s, int32_t *ids, size_t ids_max, size_t *n_ids, struct error *err);
+int chat_turn(const struct chat *c, struct chat_state *s, enum chat_role role, const char *text,
+              size_t n_bytes, int32_t *ids, size_t ids_max, size_t *n_ids, struct error *err);
+int chat_turn_ids(const struct chat *c, struct chat_state *s, enum chat_role role,
+                  const int32_t *content, size_t n_content, int32_t *ids, size_t ids_max,
+                  size_t *n_ids, struct error *err);
+int chat_answer_begin(const struct chat *c, struct chat_state *s, int32_t *ids, size_t ids_max,
+                      size_t *n_ids, struct error *err);

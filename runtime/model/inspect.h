@@ -8,8 +8,16 @@
 #include "runtime/model/model.h"
 
 enum inspect_group {
-    GROUP_EMBEDDING, GROUP_ATTENTION, GROUP_FEED_FORWARD, GROUP_EXPERTS, GROUP_SHARED, GROUP_ROUTER, GROUP_NORMS, GROUP_HEAD,
-    GROUP_OTHER, GROUP_COUNT
+    GROUP_EMBEDDING,
+    GROUP_ATTENTION,
+    GROUP_FEED_FORWARD,
+    GROUP_EXPERTS,
+    GROUP_SHARED,
+    GROUP_ROUTER,
+    GROUP_NORMS,
+    GROUP_HEAD,
+    GROUP_OTHER,
+    GROUP_COUNT
 };
 
 #define INSPECT_TYPES_MAX    12
@@ -38,7 +46,8 @@ struct inspection {
     } groups[GROUP_COUNT];
     struct inspect_layer *layers; /* owned [n_layers]: as many as tensors name */
     uint32_t n_layers;
-    uint64_t embedding_bytes, head_bytes, rest_bytes; /* beside the layers; head_bytes with the last norm, 0 where tied */
+    uint64_t embedding_bytes, head_bytes,
+        rest_bytes; /* beside the layers; head_bytes with the last norm, 0 where tied */
     char tokenizer[32], pretokenizer[64];
     uint64_t n_tokens;
     char template_name[32];
@@ -60,6 +69,7 @@ void inspect_close(struct inspection *x);
 
 /* The share with these layers; the first card has the embedding, the last the head (or the embedding again, where it is tied
  * and another card's). */
-struct inspect_share inspect_share(const struct inspection *x, uint32_t layer_first, uint32_t layer_last);
+struct inspect_share inspect_share(const struct inspection *x, uint32_t layer_first,
+                                   uint32_t layer_last);
 
 const char *inspect_group_name(enum inspect_group group);

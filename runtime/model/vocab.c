@@ -218,9 +218,9 @@ static int read_types(struct vocab *v, const struct gguf *g, struct error *err)
     for (size_t i = 0; i < v->n; i++) {
         uint32_t type;
         memcpy(&type, types->data + i * sizeof type, sizeof type);
-        if (type < TOKEN_NORMAL || type > TOKEN_BYTE)
-            return refuse(g, err, "token_type", "types 1..6");
-        v->types[i] = (unsigned char)type;
+        if (type > TOKEN_BYTE)
+            return refuse(g, err, "token_type", "types 0..6");
+        v->types[i] = type == 0 ? TOKEN_NORMAL : (unsigned char)type; /* 0: not said */
     }
     return 0;
 }

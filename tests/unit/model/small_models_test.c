@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include "tests/unit/model/made.h"
 #include "runtime/model/chat.h"
+#include "runtime/model/inspect.h"
 #include "runtime/model/model.h"
 
 static const char *const names[] = {"llama", "llama-rope3", "mixtral", "olmoe",
@@ -352,8 +353,13 @@ static void open_everything(const char *path)
         }
         gguf_close(g);
     }
+    struct inspection x;
     if (model_open(&m, path, &err) == 0)
         model_close(m);
+    if (inspect_open(&x, path, &err) == 0) {
+        (void)inspect_share(&x, 0, x.n_layers);
+        inspect_close(&x);
+    }
 }
 
 static void flip_bytes_of(const char *name, uint64_t state)
