@@ -198,6 +198,10 @@ static const struct expectation expectations[] = {
      "<|system|>\nS<|end|>\n<|user|>\nU<|end|>\n<|assistant|>\nA<|end|>\n<|user|>\nV<|end|>\n"
      "<|assistant|>\n",
      "<|user|>\nU<|end|>\n<|assistant|>\n"},
+    {"phi-3", "{{'<|' + message['role'] + '|>' + '\n' + message['content'] + '<|end|>\n' }}",
+     "<|system|>\nS<|end|>\n<|user|>\nU<|end|>\n<|assistant|>\nA<|end|>\n<|user|>\nV<|end|>\n"
+     "<|assistant|>\n",
+     "<|user|>\nU<|end|>\n<|assistant|>\n"},
     {"phi-4-mini", "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}",
      "<|system|>S<|end|><|user|>U<|end|><|assistant|>A<|end|><|user|>V<|end|><|assistant|>",
      "<|user|>U<|end|><|assistant|>"},
