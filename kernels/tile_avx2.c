@@ -123,13 +123,14 @@ INLINE void chains_advance(uint32_t type, int n, const struct chunk *c, size_t n
     }
 }
 
-/* Asks for the lines that the next tile will read where this one reads `bytes` now. */
-INLINE void prefetch_next(const struct tile_matrix *m, const uint8_t *const row[8], size_t bytes)
+/* Asks for the next tile while this one is computed: its eight rows lie one behind the other, and each chunk of this one
+ * asks for as many bytes as it reads, in the order of addresses, which is what the memory's own prefetching goes along
+ * with. `at` is where the chunk is in a row. */
+INLINE void prefetch_next(const struct tile_matrix *m, const uint8_t *tile, size_t at, size_t bytes)
 {
-    for (size_t i = 0; i < 8; i++)
-        for (size_t at = 0; at < bytes; at += 64)
-            _mm_prefetch((const void *)((uintptr_t)row[i] + TILE_OUTPUTS * m->row_bytes + at),
-                         _MM_HINT_T0);
+    const uintptr_t from = (uintptr_t)tile + TILE_OUTPUTS * (m->row_bytes + at);
+    for (size_t i = 0; i < TILE_OUTPUTS * bytes; i += 64)
+        _mm_prefetch((const void *)(from + i), _MM_HINT_T0);
 }
 
 /* Bytes of a chunk of a row. */
@@ -142,12 +143,13 @@ INLINE void product_many(uint32_t type, const struct tile_matrix *m, const uint8
                          const struct activation *x, size_t n_rows, struct chains *s)
 {
     const struct format f = format_of(type);
+    const uint8_t *tile = row[0];
     struct chunk c;
     for (size_t block = 0; block < m->n_in / 32; block += CHUNK_BLOCKS) {
         size_t left = m->n_in / 32 - block, r = 0;
         size_t n_blocks = !f.is_super && left < CHUNK_BLOCKS ? left : CHUNK_BLOCKS;
-        if (n_rows < 4)
-            prefetch_next(m, row, chunk_bytes(f));
+        prefetch_next(m, tile, (size_t)(row[0] - tile),
+                      f.is_super ? f.block_bytes : n_blocks * f.block_bytes);
         if (f.is_super)
             chunk_load_super(type, row, &c);
         else
@@ -165,11 +167,13 @@ INLINE void product_single(uint32_t type, const struct tile_matrix *m, const uin
                            const struct activation *x, struct chains *s)
 {
     const struct format f = format_of(type);
+    const uint8_t *tile = row[0];
     __m256 acc = s->acc[0], accm = s->accm[0];
     for (size_t block = 0; block < m->n_in / 32; block += CHUNK_BLOCKS) {
         size_t left = m->n_in / 32 - block;
         size_t n_blocks = left < CHUNK_BLOCKS ? left : CHUNK_BLOCKS;
-        prefetch_next(m, row, chunk_bytes(f));
+        prefetch_next(m, tile, (size_t)(row[0] - tile),
+                      f.is_super ? f.block_bytes : n_blocks * f.block_bytes);
         if (f.is_super)
             single_super(type, row, x, block, &acc, &accm);
         else

@@ -117,7 +117,8 @@ static void naive(const struct world *w, int sequence, size_t position, size_t h
 
 static const struct shape {
     size_t n_heads, n_kv_heads, head_dim;
-} shapes[] = {{8, 2, 64}, {3, 3, 80}, {4, 2, 96}, {7, 1, 128}, {2, 1, 256}, {6, 1, 20}, {1, 1, 1}};
+} shapes[] = {{8, 2, 64},  {4, 4, 16},  {3, 3, 80}, {4, 2, 96},
+              {7, 1, 128}, {2, 1, 256}, {6, 1, 20}, {1, 1, 1}};
 #define N_SHAPES (sizeof shapes / sizeof shapes[0])
 
 Test(attention, every_set_is_near_the_definition_and_the_exact_ones_agree_on_the_bits)
