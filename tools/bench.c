@@ -1,0 +1,174 @@
+/* tools/bench.c - `ebbtide bench`: what this machine gives, in one table and a CSV.
+ *
+ * Reads flags, finds or makes the model, and runs the parts of tools/bench/ one after another; the first that fails ends
+ * it. Nothing is left behind: engines end with their pipes, made models with the run.
+ */
+#include <getopt.h>
+#include <inttypes.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "kernels/kernels.h"
+#include "protocol/exit_status.h"
+#include "protocol/message.h"
+#include "tools/bench/bench.h"
+#include "tools/bench/made.h"
+
+static const struct part {
+    const char *name;
+    bool needs_model;
+    int (*run)(const struct bench_settings *s, struct report *r, struct error *err);
+} parts[] = {
+    {"products", false, bench_products},
+    {"model", true, bench_model},
+    {"vram", true, bench_vram},
+};
+#define N_PARTS (sizeof parts / sizeof parts[0])
+
+struct flags {
+    bool cpu, help;
+    const char *only, *csv, *kernels;
+};
+
+static void help(void)
+{
+    puts("ebbtide bench: what this machine gives\n\n"
+         "Usage\n"
+         "  ebbtide bench --cpu [flags]\n\n"
+         "Flags\n"
+         "  --cpu            measure CPU cards\n"
+         "  --only PART      products: products by type and shape, beside the speed of reading\n"
+         "                   model: prefill and decode on one stage and two, the hop between them\n"
+         "                   vram: memory given back and taken, by the segment\n"
+         "  --model FILE     a model with experts; default: one is made in $TMPDIR for the run\n"
+         "                   (two layers of olmoe-1b-7b, 0.7 GB; with --quick a tiny one)\n"
+         "  --threads N      of the kernels and of each stage; default: the processors, and what\n"
+         "                   ebbtide chooses\n"
+         "  --kernels SET    auto, avx2, reference, ...; default: auto\n"
+         "  --csv FILE       the rows as comma-separated values too\n"
+         "  --quick          a few seconds in all; figures are rough\n"
+         "  -h, --help       this page\n\n"
+         "A figure is the median of several short runs; what is compared is measured in turns.\n\n"
+         "Examples\n"
+         "  ebbtide bench --cpu\n"
+         "  ebbtide bench --cpu --only model --model model.gguf --threads 8\n"
+         "  ebbtide bench --cpu --quick --csv rows.csv");
+    exit_status_help(stdout);
+}
+
+static int flag_take(struct flags *f, struct bench_settings *s, int letter, struct error *err)
+{
+    uint64_t n;
+    switch (letter) {
+    case 'c': f->cpu = true; return 0;
+    case 'o': f->only = optarg; return 0;
+    case 'm': s->model = optarg; return 0;
+    case 'k': f->kernels = optarg; return 0;
+    case 'v': f->csv = optarg; return 0;
+    case 'q': s->quick = true; return 0;
+    case 'h': f->help = true; return 0;
+    default:
+        if (parse_u64(optarg, 1, 1024, &n) != 0)
+            return error_set(err, EBB_EINVAL, "--threads: wanted a number from 1 to 1024, got '%s'",
+                             optarg);
+        s->threads = optarg;
+        s->n_threads = (int)n;
+        return 0;
+    }
+}
+
+static int flags_read(struct flags *f, struct bench_settings *s, int argc, char **argv,
+                      struct error *err)
+{
+    static const struct option options[] = {{"cpu", no_argument, NULL, 'c'},
+                                            {"only", required_argument, NULL, 'o'},
+                                            {"model", required_argument, NULL, 'm'},
+                                            {"threads", required_argument, NULL, 't'},
+                                            {"kernels", required_argument, NULL, 'k'},
+                                            {"csv", required_argument, NULL, 'v'},
+                                            {"quick", no_argument, NULL, 'q'},
+                                            {"help", no_argument, NULL, 'h'},
+                                            {NULL, 0, NULL, 0}};
+    int letter;
+    opterr = 0;
+    while ((letter = getopt_long(argc, argv, ":h", options, NULL)) != -1) {
+        if (letter == ':')
+            return error_set(err, EBB_EINVAL, "%s: wanted a value, got none", argv[optind - 1]);
+        if (letter == '?')
+            return error_set(err, EBB_EUNKNOWN_KEY, "%s is not a flag here", argv[optind - 1]);
+        int code = flag_take(f, s, letter, err);
+        if (code != 0)
+            return code;
+    }
+    if (optind < argc)
+        return error_set(err, EBB_EINVAL, "wanted flags only, got '%s'", argv[optind]);
+    if (!f->help && !f->cpu)
+        return error_set(err, EBB_EINVAL, "wanted what to measure: --cpu");
+    return 0;
+}
+
+static int flags_check(const struct flags *f, struct bench_settings *s, struct error *err)
+{
+    const struct kernel_set *set = kernel_set_cpu(f->kernels, err);
+    bool is_known = f->only == NULL;
+    if (set == NULL)
+        return err->code;
+    s->kernels = set->name;
+    for (size_t i = 0; i < N_PARTS; i++)
+        is_known = is_known || strcmp(parts[i].name, f->only) == 0;
+    if (!is_known)
+        return error_set(err, EBB_EINVAL, "--only: wanted products, model or vram, got '%s'",
+                         f->only);
+    if (s->model != NULL && access(s->model, R_OK) != 0)
+        return error_set(err, EBB_ENOENT, "--model: %s: there is no such file to read", s->model);
+    return 0;
+}
+
+static int parts_run(const struct flags *f, struct bench_settings *s, struct report *r,
+                     struct error *err)
+{
+    char made[MADE_PATH_BYTES] = "";
+    int code = 0;
+    for (size_t i = 0; i < N_PARTS && code == 0; i++) {
+        if (f->only != NULL && strcmp(f->only, parts[i].name) != 0)
+            continue;
+        if (parts[i].needs_model && s->model == NULL) {
+            code = made_model(made, s->quick ? "tiny-qwen3" : "olmoe-1b-7b", s->quick ? 0 : 2, err);
+            s->model = made;
+        }
+        if (code == 0)
+            code = parts[i].run(s, r, err);
+    }
+    made_remove(made);
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    long n_processors = sysconf(_SC_NPROCESSORS_ONLN);
+    struct bench_settings s = {.n_threads = n_processors > 0 ? (int)n_processors : 1};
+    struct flags f = {.kernels = "auto"};
+    struct error err = {0}, closing = {0};
+    struct report *r;
+    int code = flags_read(&f, &s, argc, argv, &err);
+    if (code == 0 && f.help) {
+        help();
+        return STATUS_DONE;
+    }
+    if (code == 0)
+        code = flags_check(&f, &s, &err);
+    if (code != 0) {
+        fprintf(stderr, "ebbtide bench: %s (see ebbtide bench --help)\n", err.text);
+        return STATUS_USAGE;
+    }
+    made_watch_signals();
+    code = report_open(&r, f.csv, &s, &err);
+    if (code == 0) {
+        code = parts_run(&f, &s, r, &err);
+        if (report_close(r, &closing) != 0 && code == 0)
+            code = closing.code, err = closing;
+    }
+    if (code != 0)
+        fprintf(stderr, "ebbtide bench: %s\n", err.text);
+    return code == 0 ? STATUS_DONE : STATUS_FAILED;
+}
