@@ -199,6 +199,17 @@ static void quit(struct engine *e, struct connection *c)
         e->ending = true;
 }
 
+/* As long a line as the one asked with: up to LINE_BYTES_MAX. */
+static void pong(struct engine *e, struct connection *c, const char *token)
+{
+    struct line_writer w;
+    line_begin(&w, e->scratch, LINE_BYTES_MAX, "PONG");
+    line_bare(&w, token);
+    int n = line_end(&w);
+    if (n > 0)
+        reply_line(e, c, true, e->scratch, (size_t)n);
+}
+
 static void line_serve(struct engine *e, struct connection *c, char *line, size_t n_bytes)
 {
     struct message *m = &e->message;
@@ -229,11 +240,9 @@ static void line_serve(struct engine *e, struct connection *c, char *line, size_
         cards_ask(e, c, m, REPLY_LEDGER);
     else if (strcmp(verb, "PLAN") == 0)
         cards_plan(e, c);
-    else if (strcmp(verb, "PING") == 0) {
-        int n = snprintf(e->scratch, LINE_BYTES_MAX, "PONG %s\n", message_bare(m, 0));
-        if (n > 0 && n < LINE_BYTES_MAX)
-            reply_line(e, c, true, e->scratch, (size_t)n);
-    } else if (strcmp(verb, "QUIT") == 0)
+    else if (strcmp(verb, "PING") == 0)
+        pong(e, c, message_bare(m, 0));
+    else if (strcmp(verb, "QUIT") == 0)
         quit(e, c);
     else if (strcmp(verb, "SHUTDOWN") == 0)
         e->ending = e->cancelled = true;
