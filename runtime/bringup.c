@@ -10,9 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 #include "runtime/cards.h"
+#include "runtime/plan_model.h"
 #include "runtime/recovery.h"
-
-#define PLANS_MAX 4
 
 static uint32_t count_state(const struct engine *e, enum peer_state state)
 {
@@ -147,20 +146,22 @@ static void load_send(struct engine *e, struct peer *p)
         peer_break(p, EBB_ELINE_TOO_LONG, "the model's path is too long for a line");
 }
 
-/* The plan's figures, once every card's size is known; smaller at each attempt. */
+/* The split, where it is ours to choose, and the plan's figures, once every card's size is known; smaller at each attempt. */
 static int sizes_decide(struct engine *e, struct error *err)
 {
     uint64_t total_mib[CARDS_MAX];
+    struct planner_card cards[CARDS_MAX];
     for (uint32_t i = 0; i < e->n_peers; i++) {
         const struct peer *p = &e->peers[i];
         total_mib[i] = p->total_mib;
+        plan_card(&cards[i], p->card, p->free_mib, p->base_mib);
         if (p->base_mib > p->total_mib)
             return error_set(err, EBB_ERANGE,
                              "card %s: a reserve of %" PRIu64 " MiB, it has %" PRIu64 " in all",
                              p->label, p->base_mib, p->total_mib);
     }
-    int code =
-        sizing_choose(&e->sizes, e->settings, e->model, &e->plan, total_mib, e->plan_attempts, err);
+    int code = plan_choose(&e->plan, &e->sizes, e->settings, e->model, cards, total_mib,
+                           &e->plan_attempts, err);
     if (code != 0)
         return code;
     engine_log(e, "info",

@@ -11,6 +11,7 @@ static const char *const run_groups[] = {"engine", "prompt", "ids", "request",
                                          "output", "common", NULL};
 static const char *const serve_groups[] = {"engine", "controller", "common", NULL};
 static const char *const score_groups[] = {"engine", "ids", "score", "common", NULL};
+static const char *const plan_groups[] = {"plan", "engine", "common", NULL};
 static const char *const config_groups[] = {"config", "common", NULL};
 static const char *const inspect_groups[] = {"inspect", "common", NULL};
 
@@ -63,6 +64,18 @@ static const struct command commands[] = {
         .examples = "  ebbtide inspect model.gguf\n"
                     "  ebbtide inspect model-00001-of-00003.gguf --json --cards 8\n",
         .run = command_inspect_run,
+    },
+    {
+        .name = "plan",
+        .summary = "say which layers each card would hold, and what that would cost",
+        .usage = "-m FILE --cards LIST [--vram-mib LIST] [--why] [--json]",
+        .details = "Reads the model's tables and starts nothing: cards that are not here need\n"
+                   "--vram-mib. It is the plan that --split auto takes where as much is free. LOW: a\n"
+                   "card will have little left for others, and the reserve that keeps more.\n",
+        .groups = plan_groups,
+        .examples = "  ebbtide plan -m model.gguf --cards cuda:0,cuda:1 --vram-mib 24576,12288 --why\n"
+                    "  ebbtide plan -m model.gguf --cards cpu:0,cpu:1 --vram-mib 64 --json\n",
+        .run = command_plan_run,
     },
     {
         .name = "config",

@@ -39,4 +39,5 @@ int command_run_run(const struct command *c, int argc, char **argv);
 int command_serve_run(const struct command *c, int argc, char **argv);
 int command_score_run(const struct command *c, int argc, char **argv);
 int command_inspect_run(const struct command *c, int argc, char **argv);
+int command_plan_run(const struct command *c, int argc, char **argv);
 int command_config_run(const struct command *c, int argc, char **argv);

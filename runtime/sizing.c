@@ -3,7 +3,7 @@
  * KV: context * parallel where it takes no more than a quarter of what the tightest card has left
  * beside its dense weights; else the largest that does, one context at least. Segments: 512 MiB
  * unless a card cannot hold two of them beside the rest; then the largest power of two of which
- * about eight fit. The workspace is only guessed here (rows of every buffer that a step needs); the
+ * about eight fit, but never less than an expert takes. The workspace is only guessed here (rows of every buffer that a step needs); the
  * guess decides nothing but these two roundings.
  */
 #include "runtime/sizing.h"
@@ -19,24 +19,58 @@
 #define CHUNK_DEFAULT   64u
 #define KV_SHARE        4u
 #define SEGMENTS_WANTED 8u
+#define TENSOR_ALIGN    256u
+
+/* A tensor as the stage lays it out; 0 for one that the model does not have. */
+static uint64_t tensor_bytes(const struct tensor_view *t)
+{
+    return t->data != NULL ? (t->bytes + TENSOR_ALIGN - 1) / TENSOR_ALIGN * TENSOR_ALIGN : 0;
+}
+
+uint64_t sizing_layer_bytes(const struct model *m, uint32_t layer)
+{
+    const struct model_layer *l = &m->layers[layer];
+    const struct tensor_view *views[] = {
+        &l->attn_norm, &l->q,           &l->k,         &l->v,           &l->o,
+        &l->q_norm,    &l->k_norm,      &l->q_bias,    &l->k_bias,      &l->v_bias,
+        &l->o_bias,    &l->ffn_norm,    &l->gate,      &l->up,          &l->down,
+        &l->router,    &l->gate_shared, &l->up_shared, &l->down_shared, &l->shared_router};
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < sizeof views / sizeof views[0]; i++)
+        bytes += tensor_bytes(views[i]);
+    return bytes;
+}
 
 uint64_t sizing_dense_bytes(const struct model *m, const struct plan *plan, uint32_t stage)
 {
     const struct plan_stage *p = &plan->stages[stage];
     uint64_t bytes = 0;
-    for (uint32_t l = p->layer_first; l <= p->layer_last; l++) {
-        const struct model_layer *layer = &m->layers[l];
-        const struct tensor_view *views[] = {&layer->attn_norm, &layer->q,        &layer->k,
-                                             &layer->v,         &layer->o,        &layer->q_norm,
-                                             &layer->k_norm,    &layer->ffn_norm, &layer->router};
-        for (size_t i = 0; i < sizeof views / sizeof views[0]; i++)
-            bytes += views[i]->data != NULL ? views[i]->bytes : 0;
-    }
-    if (stage == 0)
-        bytes += m->token_embd.bytes;
-    if (stage + 1 == plan->n_stages)
-        bytes += m->output_norm.bytes + m->output.bytes;
+    for (uint32_t l = p->layer_first; l <= p->layer_last; l++)
+        bytes += sizing_layer_bytes(m, l);
+    bool is_first = stage == 0, is_last = stage + 1 == plan->n_stages;
+    if (is_first)
+        bytes += tensor_bytes(&m->token_embd);
+    if (is_last)
+        bytes += tensor_bytes(&m->output_norm);
+    if (is_last && !(is_first && m->output.data == m->token_embd.data))
+        bytes += tensor_bytes(&m->output);
     return bytes;
+}
+
+/* Of the largest expert, in MiB, rounded up: no segment may be smaller. */
+static uint64_t slot_mib(const struct model *m)
+{
+    uint64_t most = 0;
+    for (uint32_t l = 0; l < m->geometry.n_layers; l++) {
+        const struct model_layer *layer = &m->layers[l];
+        uint64_t n = m->geometry.n_experts;
+        if (layer->router.data == NULL || n == 0)
+            continue;
+        uint64_t bytes = layer->gate_exps.bytes / n + layer->up_exps.bytes / n +
+                         layer->down_exps.bytes / n + 3 * (uint64_t)TENSOR_ALIGN;
+        most = bytes > most ? bytes : most;
+    }
+    return (most + MIB - 1) / MIB;
 }
 
 static uint64_t kv_token_bytes(const struct model *m, const struct plan *plan, uint32_t stage,
@@ -86,7 +120,7 @@ static uint64_t segment_choose(const struct settings *s, const struct model *m,
                                const struct plan *plan, const uint64_t *total_mib,
                                const struct sizes *z)
 {
-    uint64_t segment = SEGMENT_DEFAULT;
+    uint64_t segment = SEGMENT_DEFAULT, least = slot_mib(m);
     for (uint32_t i = 0; i < plan->n_stages; i++) {
         uint64_t left = left_bytes(s, m, plan, total_mib[i], i, z->chunk);
         uint64_t kv = z->kv_tokens * kv_token_bytes(m, plan, i, z->kv_is_f32);
@@ -96,7 +130,7 @@ static uint64_t segment_choose(const struct settings *s, const struct model *m,
         while (segment > 1 && segment * SEGMENTS_WANTED > left)
             segment /= 2;
     }
-    return segment;
+    return segment > least ? segment : least;
 }
 
 static uint32_t threads_choose(const struct settings *s)

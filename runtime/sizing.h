@@ -23,7 +23,8 @@ int sizing_choose(struct sizes *out, const struct settings *s, const struct mode
                   const struct plan *plan, const uint64_t *total_mib, uint32_t attempt,
                   struct error *err);
 
-/* Bytes of a stage's tensors that are not experts. */
+/* Bytes of a layer's and of a stage's tensors that are not experts, as a stage lays them out. */
+uint64_t sizing_layer_bytes(const struct model *m, uint32_t layer);
 uint64_t sizing_dense_bytes(const struct model *m, const struct plan *plan, uint32_t stage);
 /* --vram-mib of a card: as given; 0 where the stage's own default serves; a share of this machine's
  * memory where several CPU cards of one host were given none. */
