@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include "kernels/kernels.h"
 #include "tools/bench/bench.h"
@@ -36,6 +37,8 @@ struct room {
     void *a;      /* owned: x quantised */
     uint64_t sum;
     int n_runs;
+    double elapsed_s,
+        cpu_s; /* of all runs: by the clock, and what the process had of its processors */
 };
 
 static const struct matrix_shape shapes[] = {
@@ -94,6 +97,45 @@ static void read_run(const void *args, struct exec_cpu_worker *w)
     exec_cpu_parallel_for(w, job.n_bytes / READ_PIECE, 1, read_range, &job);
 }
 
+/* Times of a run: by the clock, and of the process's threads together. */
+struct stopwatch {
+    double begin, cpu_begin;
+};
+
+static double cpu_now(void)
+{
+    struct timespec now;
+    (void)clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static struct stopwatch watch_start(void)
+{
+    return (struct stopwatch){bench_now(), cpu_now()};
+}
+
+static double watch_stop(struct stopwatch w, struct room *m)
+{
+    double seconds = bench_now() - w.begin;
+    m->elapsed_s += seconds;
+    m->cpu_s += cpu_now() - w.cpu_begin;
+    return seconds;
+}
+
+/* Tells where other work had the processors. */
+static void busyness_note(const struct room *m, struct report *r)
+{
+    char text[160];
+    double share = m->cpu_s / (m->elapsed_s * m->settings->n_threads);
+    if (share >= 0.9)
+        return;
+    (void)snprintf(text, sizeof text,
+                   "(The threads had the processors for %.0f %% of the time: figures are too low, "
+                   "ratios rough.)",
+                   100 * share);
+    report_note(r, text);
+}
+
 /* A run of whole matrices. */
 struct slice {
     size_t at, n_bytes;
@@ -102,11 +144,11 @@ struct slice {
 static int slice_read(struct room *m, struct slice slice, double *seconds, struct error *err)
 {
     struct read_job job = {m->weights + slice.at, slice.n_bytes, &m->sum};
-    double begin = bench_now();
+    struct stopwatch watch = watch_start();
     if (exec_cpu_push(m->stream, read_run, &job, sizeof job) != 0)
         return error_set(err, EBB_ENOMEM, "the executor takes no more work");
     int code = room_wait(m, err);
-    *seconds = bench_now() - begin;
+    *seconds = watch_stop(watch, m);
     return code;
 }
 
@@ -123,7 +165,7 @@ static int slice_multiply(struct room *m, struct slice slice, uint32_t type,
                                 .x = m->x,
                                 .a = tensor_type_find(type)->block_values > 1 ? m->a : NULL,
                                 .y = m->y};
-    double begin = bench_now();
+    struct stopwatch watch = watch_start();
     for (size_t at = 0; at < slice.n_bytes; at += matrix_bytes) {
         args.weights = m->weights + slice.at + at;
         int code = m->set->product(&args, m->stream);
@@ -132,7 +174,7 @@ static int slice_multiply(struct room *m, struct slice slice, uint32_t type,
                              tensor_type_find(type)->name, m->set->name);
     }
     int code = room_wait(m, err);
-    *seconds = bench_now() - begin;
+    *seconds = watch_stop(watch, m);
     return code;
 }
 
@@ -284,6 +326,7 @@ static int types_measure(struct room *m, struct report *r, struct error *err)
     report_part(r, "products", "Products of many rows: multiply-adds", NULL);
     for (size_t i = 0; i < n; i++)
         report_row(r, &rows[i]);
+    busyness_note(m, r);
     return 0;
 }
 
