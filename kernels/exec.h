@@ -38,8 +38,9 @@ struct exec_driver {
     int (*event_open)(struct exec *e, struct exec_event **event, struct error *err);
     void (*event_close)(struct exec_event *event);
     int (*event_record)(struct exec_event *event, struct exec_stream *s);
-    int (*event_query)(struct exec_event *event);                         /* 1 done, 0 not yet, < 0 a launch failed */
-    int (*stream_wait)(struct exec_stream *s, struct exec_event *event); /* s runs on only after the event */
+    int (*event_query)(struct exec_event *event); /* 1 done, 0 not yet, < 0 a launch failed */
+    int (*stream_wait)(struct exec_stream *s,
+                       struct exec_event *event); /* s runs on only after the event */
 
     int (*copy)(struct exec_stream *s, void *to, const void *from, size_t bytes);
     int (*fill)(struct exec_stream *s, void *to, int byte, size_t bytes);
@@ -64,7 +65,9 @@ struct exec_driver {
     int (*doorbell_ring)(struct exec_doorbell *bell, struct exec_stream *s, uint64_t value);
     uint64_t (*doorbell_read)(const struct exec_doorbell *bell);
 
-    int (*wake_fd)(struct exec *e);     /* readable after an event, doorbell or failure since the last wake_clear; or -1 */
+    int (*wake_fd)(
+        struct exec
+            *e); /* readable after an event, doorbell or failure since the last wake_clear; or -1 */
     void (*wake_clear)(struct exec *e);
 };
 
@@ -78,4 +81,5 @@ struct exec_cpu_worker; /* opaque: the stream's hold on the pool */
 typedef void exec_cpu_job(const void *args, struct exec_cpu_worker *w);
 typedef void exec_cpu_range(void *ctx, size_t first, size_t last);
 int exec_cpu_push(struct exec_stream *s, exec_cpu_job *job, const void *args, size_t args_bytes);
-void exec_cpu_parallel_for(struct exec_cpu_worker *w, size_t n, size_t grain, exec_cpu_range *body, void *ctx);
+void exec_cpu_parallel_for(struct exec_cpu_worker *w, size_t n, size_t grain, exec_cpu_range *body,
+                           void *ctx);
