@@ -5,6 +5,15 @@ if(EXISTS ${CMAKE_SOURCE_DIR}/stages/bin/stage_cpu.c)
 endif()
 if(EXISTS ${CMAKE_SOURCE_DIR}/runtime/bin/ebbtide.c)
   program(ebbtide runtime/bin/ebbtide.c runtime)
+  # The manual page and the completion are what the program says of itself.
+  install(CODE "
+    execute_process(COMMAND $<TARGET_FILE:ebbtide> help --man OUTPUT_FILE ${CMAKE_BINARY_DIR}/ebbtide.1
+                    COMMAND_ERROR_IS_FATAL ANY)
+    execute_process(COMMAND $<TARGET_FILE:ebbtide> help --completion OUTPUT_FILE ${CMAKE_BINARY_DIR}/ebbtide.bash
+                    COMMAND_ERROR_IS_FATAL ANY)")
+  install(FILES ${CMAKE_BINARY_DIR}/ebbtide.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+  install(FILES ${CMAKE_BINARY_DIR}/ebbtide.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
+          RENAME ebbtide)
 endif()
 # What the tools share: their flags, the conversation with an engine, tables and JSON.
 room(toolkit tools/kit)

@@ -11,6 +11,7 @@ static const char *const run_groups[] = {"engine", "prompt", "ids", "request",
                                          "output", "common", NULL};
 static const char *const serve_groups[] = {"engine", "controller", "common", NULL};
 static const char *const score_groups[] = {"engine", "ids", "score", "common", NULL};
+static const char *const doctor_groups[] = {"engine", "common", NULL};
 static const char *const plan_groups[] = {"plan", "engine", "common", NULL};
 static const char *const config_groups[] = {"config", "common", NULL};
 static const char *const inspect_groups[] = {"inspect", "common", NULL};
@@ -69,12 +70,14 @@ static const struct command commands[] = {
         .name = "plan",
         .summary = "say which layers each card would hold, and what that would cost",
         .usage = "-m FILE --cards LIST [--vram-mib LIST] [--why] [--json]",
-        .details = "Reads the model's tables and starts nothing: cards that are not here need\n"
-                   "--vram-mib. It is the plan that --split auto takes where as much is free. LOW: a\n"
-                   "card will have little left for others, and the reserve that keeps more.\n",
+        .details =
+            "Reads the model's tables and starts nothing: cards that are not here need\n"
+            "--vram-mib. It is the plan that --split auto takes where as much is free. LOW: a\n"
+            "card will have little left for others, and the reserve that keeps more.\n",
         .groups = plan_groups,
-        .examples = "  ebbtide plan -m model.gguf --cards cuda:0,cuda:1 --vram-mib 24576,12288 --why\n"
-                    "  ebbtide plan -m model.gguf --cards cpu:0,cpu:1 --vram-mib 64 --json\n",
+        .examples =
+            "  ebbtide plan -m model.gguf --cards cuda:0,cuda:1 --vram-mib 24576,12288 --why\n"
+            "  ebbtide plan -m model.gguf --cards cpu:0,cpu:1 --vram-mib 64 --json\n",
         .run = command_plan_run,
     },
     {
@@ -88,12 +91,30 @@ static const struct command commands[] = {
                     "  ebbtide config --check ebbtide.yaml\n",
         .run = command_config_run,
     },
+    {
+        .name = "doctor",
+        .summary = "say what of this machine will not work, and how to mend it",
+        .usage = "[-m FILE] [flags of a run]",
+        .details =
+            "Looks at processor, memory, limits, driver, directories, programs and, where they "
+            "are\n"
+            "given, at the model and whether it fits the cards. Exit 1: something will not work.\n",
+        .groups = doctor_groups,
+        .without_model = true,
+        .examples = "  ebbtide doctor\n"
+                    "  ebbtide doctor -m model.gguf --cards cuda:0,cuda:1 --vram-mib 24576\n",
+        .run = command_doctor_run,
+    },
     {.name = "vram", .summary = "show the cards' memory, or have some of it left free"},
     {.name = "stat", .summary = "show what a running engine's cards hold and do"},
+    {.name = "bench", .summary = "measure kernels, a model, links and hand-backs on this machine"},
+    {.name = "make-model", .summary = "write a model file of random weights in a published shape"},
     {
         .name = "help",
         .summary = "this list, or the page of a command",
-        .usage = "[command]",
+        .usage = "[command | --man | --completion]",
+        .details = "--man writes this program's manual page (ebbtide.1), --completion a script for "
+                   "bash.\n",
         .run = command_help_run,
     },
 };
@@ -120,7 +141,7 @@ static void program_help(FILE *out)
           "Usage\n  ebbtide <command> [flags]\n  ebbtide --version | --help\n\nCommands\n",
           out);
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
-        fprintf(out, "  %-8s  %s\n", commands[i].name, commands[i].summary);
+        fprintf(out, "  %-10s  %s\n", commands[i].name, commands[i].summary);
     fputs("\nebbtide X runs the program ebbtide-X. Every command has --help.\n\nExamples\n"
           "  ebbtide run -m model.gguf --cards cpu:0,cpu:1 \"Call me Ishmael.\"\n"
           "  ebbtide vram 12000 1      leave 12000 MiB free on card 1\n"
@@ -153,6 +174,14 @@ int command_help_run(const struct command *c, int argc, char **argv)
     const struct command *asked;
     if (argc == 0 || strcmp(argv[0], "-h") == 0 || strcmp(argv[0], "--help") == 0) {
         command_help(stdout, NULL);
+        return STATUS_DONE;
+    }
+    if (argc == 1 && strcmp(argv[0], "--man") == 0) {
+        command_manual(stdout);
+        return STATUS_DONE;
+    }
+    if (argc == 1 && strcmp(argv[0], "--completion") == 0) {
+        command_completion(stdout);
         return STATUS_DONE;
     }
     if (argc > 1)

@@ -90,10 +90,10 @@ int command_misused(const struct command *c, const char *text)
     return STATUS_USAGE;
 }
 
-static bool has_group(const struct command *c, const char *name)
+bool command_has_group(const struct command *c, const char *group)
 {
-    for (size_t i = 0; c->groups[i] != NULL; i++)
-        if (strcmp(c->groups[i], name) == 0)
+    for (size_t i = 0; c->groups != NULL && c->groups[i] != NULL; i++)
+        if (strcmp(c->groups[i], group) == 0)
             return true;
     return false;
 }
@@ -113,7 +113,7 @@ bool command_settings(const struct command *c, struct settings *s, int argc, cha
         *status = STATUS_DONE;
         return false;
     }
-    if (code == 0 && s->model == NULL && has_group(c, "engine"))
+    if (code == 0 && s->model == NULL && !c->without_model && command_has_group(c, "engine"))
         code = error_set(&err, EBB_EINVAL, "a model is needed: -m FILE.gguf");
     if (code != 0)
         *status = command_misused(c, err.text);

@@ -1,7 +1,7 @@
 /* runtime/commands.h - the commands of `ebbtide`: one table, one way to read flags, one way to end.
  *
- * A command gets its arguments without its own name and returns the program's exit status (protocol/exit_status.h). run,
- * serve, score and inspect are here; every other `ebbtide X` is the program `ebbtide-X` beside this one, or in PATH. Only main exits.
+ * A command gets its arguments without its own name and returns the program's exit status (protocol/exit_status.h). those
+ * with a function in the table are here; every other `ebbtide X` is the program `ebbtide-X` beside this one, or in PATH. Only main exits.
  */
 #pragma once
 #include <stdio.h>
@@ -13,6 +13,7 @@ struct command {
     const char *usage;         /* what stands after "ebbtide <name> " */
     const char *details;       /* a paragraph of its help, or NULL */
     const char *const *groups; /* of settings, ended by NULL */
+    bool without_model;        /* it has the engine's flags, but needs no -m */
     const char *examples;      /* lines, indented */
     int (*run)(const struct command *c, int argc,
                char **argv); /* NULL: the program ebbtide-<name> */
@@ -22,6 +23,7 @@ struct command {
 int command_main(int argc, char **argv);
 
 const struct command *command_table(size_t *n);
+bool command_has_group(const struct command *c, const char *group);
 const struct command *command_find(const char *name); /* NULL: none of the table */
 
 /* Runs ebbtide-<name> in place of this process; argv[0] is replaced. Returns only if there is none. */
@@ -34,10 +36,13 @@ bool command_settings(const struct command *c, struct settings *s, int argc, cha
 int command_misused(const struct command *c, const char *text);
 
 void command_help(FILE *out, const struct command *c);
+void command_manual(FILE *out);     /* ebbtide.1 */
+void command_completion(FILE *out); /* for bash */
 int command_help_run(const struct command *c, int argc, char **argv);
 int command_run_run(const struct command *c, int argc, char **argv);
 int command_serve_run(const struct command *c, int argc, char **argv);
 int command_score_run(const struct command *c, int argc, char **argv);
 int command_inspect_run(const struct command *c, int argc, char **argv);
+int command_doctor_run(const struct command *c, int argc, char **argv);
 int command_plan_run(const struct command *c, int argc, char **argv);
 int command_config_run(const struct command *c, int argc, char **argv);

@@ -96,3 +96,4 @@ void settings_sample(FILE *out);
 /* The flags of a command's --help, from the table. `groups`: which ("engine", "controller", "request", "output", "prompt", "ids",
  * "score", "inspect", "common"). */
 void settings_help(FILE *out, const char *const *groups, size_t n_groups);
+const char *settings_group_title(const char *group);

@@ -54,7 +54,7 @@ static void print_flag(FILE *out, const struct setting *row)
     print_wrapped(out, text);
 }
 
-static const char *group_title(const char *group)
+const char *settings_group_title(const char *group)
 {
     static const struct {
         const char *group, *title;
@@ -73,7 +73,7 @@ static const char *group_title(const char *group)
 void settings_help(FILE *out, const char *const *groups, size_t n_groups)
 {
     for (size_t g = 0; g < n_groups; g++) {
-        fprintf(out, "\n%s\n", group_title(groups[g]));
+        fprintf(out, "\n%s\n", settings_group_title(groups[g]));
         for (size_t i = 0; i < n_settings; i++)
             if (strcmp(settings_table[i].group, groups[g]) == 0)
                 print_flag(out, &settings_table[i]);
