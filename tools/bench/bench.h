@@ -23,16 +23,19 @@ struct row {
     const char *what; /* "matrix-vector" */
     char type[16], shape[48];
     double value;
-    const char *unit; /* of value and against */
-    double against;   /* what it is compared with; 0: nothing */
+    const char *unit;          /* of value and against */
+    double against;            /* what it is compared with, its median; 0: nothing */
+    double best, best_against; /* of the runs, where the machine may have been busy; 0: not told */
     int n_runs;
 };
 
 struct report; /* report.c */
 int report_open(struct report **r, const char *csv_path, const struct bench_settings *s,
                 struct error *err);
-/* A new table: its name (one word, for the CSV), a line that explains it, and what `against` is, or NULL. */
-void report_part(struct report *r, const char *name, const char *title, const char *against);
+/* A new table: its name (one word, for the CSV), a line that explains it, what `against` is, or NULL,
+ * and whether rows tell a best. */
+void report_part(struct report *r, const char *name, const char *title, const char *against,
+                 bool has_best);
 void report_row(struct report *r, const struct row *row);
 void report_note(struct report *r, const char *text); /* on the table only */
 /* Writes the CSV. EBB_EIO. */

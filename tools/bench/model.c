@@ -127,7 +127,8 @@ static int hop_measure(const struct bench_settings *s, struct report *r, struct 
          .n_runs = n_runs},
     };
     report_part(r, "hop",
-                "The hop between two stages, on a model of 2 layers that is nearly nothing", NULL);
+                "The hop between two stages, on a model of 2 layers that is nearly nothing", NULL,
+                false);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         report_row(r, &rows[i]);
     return 0;
@@ -142,7 +143,7 @@ int bench_model(const struct bench_settings *s, struct report *r, struct error *
     int n_runs = s->quick ? 3 : 5;
     (void)snprintf(title, sizeof title, "A model by the engine, one sequence: %.200s",
                    name != NULL ? name + 1 : s->model);
-    report_part(r, "model", title, "one stage");
+    report_part(r, "model", title, "one stage", false);
     int code = both_measure(s, s->model, g, rates, n_runs, err);
     if (code != 0)
         return code;

@@ -70,7 +70,8 @@ int report_open(struct report **out, const char *csv_path, const struct bench_se
         return error_set(err, EBB_EIO, "--csv: %s: %s", csv_path, strerror(errno));
     }
     if (r->csv != NULL)
-        fputs("part,what,type,shape,threads,value,unit,against,ratio,runs\n", r->csv);
+        fputs("part,what,type,shape,threads,value,unit,against,ratio,best,best_ratio,runs\n",
+              r->csv);
     if (gmtime_r(&now, &day) != NULL)
         (void)strftime(date, sizeof date, "%Y-%m-%d", &day);
     cpu_name(name, sizeof name);
@@ -81,13 +82,14 @@ int report_open(struct report **out, const char *csv_path, const struct bench_se
     return 0;
 }
 
-void report_part(struct report *r, const char *name, const char *title, const char *against)
+void report_part(struct report *r, const char *name, const char *title, const char *against,
+                 bool has_best)
 {
     r->part = name;
     r->against = against;
     printf("\n%s\n", title);
     if (against != NULL)
-        printf("%79s %6s\n", against, "ratio");
+        printf("%79s %6s%s\n", against, "ratio", has_best ? "    best  ratio" : "");
     (void)fflush(stdout);
 }
 
@@ -106,12 +108,15 @@ static void number_print(char *text, size_t capacity, double value)
 
 void report_row(struct report *r, const struct row *row)
 {
-    char value[32], against[32];
+    char value[32], against[32], best[32];
     number_print(value, sizeof value, row->value);
     number_print(against, sizeof against, row->against);
+    number_print(best, sizeof best, row->best);
     printf("  %-22s %-5s %-24s %8s %-6s", row->what, row->type, row->shape, value, row->unit);
     if (row->against > 0)
         printf(" %6s %6.2f", against, row->value / row->against);
+    if (row->best > 0)
+        printf("  %6s %6.2f", best, row->best / row->best_against);
     puts("");
     (void)fflush(stdout);
     if (r->csv == NULL)
@@ -122,6 +127,10 @@ void report_row(struct report *r, const struct row *row)
         fprintf(r->csv, "%.6g,%.4f", row->against, row->value / row->against);
     else
         fputc(',', r->csv);
+    if (row->best > 0)
+        fprintf(r->csv, ",%.6g,%.4f", row->best, row->best / row->best_against);
+    else
+        fputs(",,", r->csv);
     fprintf(r->csv, ",%d\n", row->n_runs);
     r->failed = r->failed || ferror(r->csv) != 0;
 }

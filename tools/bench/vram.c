@@ -218,8 +218,8 @@ static int segments_measure(const struct bench_settings *s, struct report *r, st
 int bench_vram(const struct bench_settings *s, struct report *r, struct error *err)
 {
     report_part(r, "vram",
-                "Memory given back and taken, by the engine and by a CPU card's driver alone",
-                NULL);
+                "Memory given back and taken, by the engine and by a CPU card's driver alone", NULL,
+                false);
     int code = cycle_measure(s, r, err);
     return code == 0 ? segments_measure(s, r, err) : code;
 }
