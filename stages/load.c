@@ -220,6 +220,9 @@ static int open_cache(struct stage *s, struct error *err)
     (void)experts_grow(x, room < x->n_segments_full ? room : x->n_segments_full, &reached, err);
     if (reached < x->n_segments_floor)
         return err->code;
+    if (err->code != 0)
+        stage_log("card %u: %zu segments for experts, not %zu: %s", s->load.device, reached,
+                  room < x->n_segments_full ? room : x->n_segments_full, err->text);
     fill_order(s);
     return 0;
 }
@@ -247,6 +250,11 @@ void load_release(struct stage *s)
     s->vram_moving = false;
     s->n_vram = 0;
     s->state = STAGE_EMPTY;
+    struct vmm_memory mem = {0};
+    if (s->memory.memory != NULL && s->memory.memory(&s->memory, &mem, NULL) == 0 &&
+        mem.own_bytes > 0)
+        stage_log("card %u: the driver keeps %llu bytes that were given back", s->load.device,
+                  (unsigned long long)mem.own_bytes);
 }
 
 void load_command(struct stage *s, const struct message *m)

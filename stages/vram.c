@@ -43,12 +43,18 @@ static uint64_t segments_mib(const struct stage *s, size_t n)
     return n * (uint64_t)s->experts.pool.segment_bytes / MIB;
 }
 
-static size_t slots_now(const struct stage *s)
+/* Slots that n segments hold, as far as there are experts for them. */
+static size_t slots_of(const struct stage *s, size_t n_segments)
 {
     if (s->experts.cache == NULL)
         return 0;
-    size_t n = cache_n_slots(s->experts.cache);
+    size_t n = n_segments * cache_slots_per_segment(s->experts.cache);
     return n < s->experts.n_slots_full ? n : s->experts.n_slots_full;
+}
+
+static size_t slots_now(const struct stage *s)
+{
+    return s->experts.cache != NULL ? slots_of(s, cache_n_segments(s->experts.cache)) : 0;
 }
 
 static const char *shortfall_reason(const struct stage *s, const struct vmm_memory *mem,
@@ -85,7 +91,7 @@ static void vram_end(struct stage *s, const struct error *driver)
         .reason = "ok",
     };
     r.shortfall_mib = r.reserve_mib > r.free_mib ? r.reserve_mib - r.free_mib : 0;
-    if (r.shortfall_mib > 0)
+    if (r.shortfall_mib > 0 || driver->code != 0)
         (void)snprintf(r.reason, sizeof r.reason, "%s", shortfall_reason(s, &mem, driver));
     if (driver->code != 0)
         stage_log("card %u: VRAM %llu: %s", s->load.device, (unsigned long long)s->reserve_mib,
@@ -122,7 +128,8 @@ static bool vram_begin(struct stage *s)
     s->vram_before_mib = memory_now(s).free_bytes / MIB;
     s->vram_segments_before = x->pool.n_held;
     size_t wanted = vram_segments_wanted(s, s->reserve_mib), reached;
-    if (wanted < x->pool.n_held) {
+    size_t n_backed = x->cache != NULL ? cache_n_segments(x->cache) : 0;
+    if (wanted < n_backed) {
         int rc = experts_shrink_begin(x, wanted, s->compute, &driver);
         if (x->shrinking) {
             s->vram_moving = true;
@@ -131,7 +138,8 @@ static bool vram_begin(struct stage *s)
         }
         if (rc != 0)
             stage_log("card %u: %s", s->load.device, driver.text);
-    } else if (wanted > x->pool.n_held) {
+    } else if (wanted != x->pool.n_held || wanted > n_backed) {
+        /* Where the driver refused before, the pool may hold more than the cache has: what may stay comes into use. */
         (void)experts_grow(x, wanted, &reached, &driver);
     }
     vram_end(s, &driver);
@@ -218,8 +226,7 @@ void stat_command(struct stage *s)
     line_u64(&w, "cache_floor_mib", segments_mib(s, x->n_segments_floor));
     line_u64(&w, "slots", slots_now(s));
     line_u64(&w, "slots_full", x->n_slots_full);
-    line_u64(&w, "slots_floor",
-             x->n_segments_floor * (x->cache != NULL ? cache_slots_per_segment(x->cache) : 0));
+    line_u64(&w, "slots_floor", slots_of(s, x->n_segments_floor));
     line_u64(&w, "resident", x->cache != NULL ? cache_n_resident(x->cache) : 0);
     line_u64(&w, "kv_blocks", s->kv.shape.n_blocks);
     line_u64(&w, "kv_blocks_free", s->kv.n_free);

@@ -10,6 +10,7 @@
 
 #include <assert.h>
 #include <stdlib.h>
+#include "vmm/give_back.h"
 
 int pool_open(struct pool *p, struct vmm_driver *driver, size_t segment_bytes, size_t n_capacity,
               struct error *err)
@@ -43,8 +44,7 @@ static void segment_set_free(struct pool *p, struct pool_segment *s)
     p->n_free++;
 }
 
-/* Asks again for what is owed: hardly ever anything. */
-static void pool_collect(struct pool *p)
+void pool_collect(struct pool *p)
 {
     for (size_t i = 0; i < p->n_capacity && p->n_owed > 0; i++) {
         struct pool_segment *s = &p->segments[i];
@@ -66,7 +66,7 @@ void pool_close(struct pool *p)
         assert(s->mapped_at == NULL || s->is_owed);
         /* Still owed: destroyed all the same, the driver frees it when it is unmapped or closed. */
         if (s->handle != 0)
-            (void)p->driver->destroy(p->driver, s->handle, NULL);
+            give_back_memory(p->driver, s->handle);
     }
     free(p->segments);
     *p = (struct pool){0};

@@ -52,6 +52,9 @@ int pool_take_back(struct pool *p, size_t segment, struct error *err);
  * as lent and the pool asks again at every later call. */
 void pool_take_back_later(struct pool *p, size_t segment);
 
+/* Asks again for what is owed: hardly ever anything. */
+void pool_collect(struct pool *p);
+
 /* How many segments must leave so that at least `reserve` bytes are free, rounded up; and how many
  * may come so that `reserve` stays free, rounded down. 12000 MiB asked with 8292 free and 512 MiB
  * segments: 8 leave, never 7. */

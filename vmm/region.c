@@ -9,6 +9,7 @@
 #include "vmm/region.h"
 
 #include <stdlib.h>
+#include "vmm/give_back.h"
 
 int region_open(struct region *r, struct pool *pool, size_t n_indexes, struct error *err)
 {
@@ -37,7 +38,8 @@ void region_close(struct region *r)
     for (size_t i = 0; i < r->n_indexes; i++)
         if (r->segment[i] != 0)
             pool_take_back_later(r->pool, r->segment[i] - 1);
-    (void)driver->unreserve(driver, r->base, r->n_indexes * r->pool->segment_bytes, NULL);
+    pool_collect(r->pool); /* once more: a range goes back only when nothing is mapped in it */
+    give_back_range(driver, r->base, r->n_indexes * r->pool->segment_bytes);
     free(r->segment);
     *r = (struct region){0};
 }
@@ -95,11 +97,11 @@ int fixed_block_open(struct fixed_block *b, struct vmm_driver *driver, size_t by
     *b = block;
     return 0;
 fail_access:
-    (void)driver->unmap(driver, block.base, block.bytes, NULL);
+    (void)give_back_mapping(driver, block.base, block.bytes);
 fail_map:
-    (void)driver->destroy(driver, block.handle, NULL);
+    give_back_memory(driver, block.handle);
 fail_create:
-    (void)driver->unreserve(driver, block.base, block.bytes, NULL);
+    give_back_range(driver, block.base, block.bytes);
     return code;
 }
 
@@ -107,8 +109,8 @@ void fixed_block_close(struct fixed_block *b)
 {
     if (b->driver == NULL)
         return;
-    (void)b->driver->unmap(b->driver, b->base, b->bytes, NULL);
-    (void)b->driver->destroy(b->driver, b->handle, NULL);
-    (void)b->driver->unreserve(b->driver, b->base, b->bytes, NULL);
+    (void)give_back_mapping(b->driver, b->base, b->bytes);
+    give_back_memory(b->driver, b->handle);
+    give_back_range(b->driver, b->base, b->bytes);
     *b = (struct fixed_block){0};
 }

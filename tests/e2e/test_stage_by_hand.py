@@ -1,52 +1,10 @@
 """A stage driven by its lines alone, as a person would at a terminal: one, and several joined by links."""
 import os
 import signal
-import subprocess
 import unittest
 
-from ebbtide import BIN, DEMO, DEMO_LAYERS, Connection, EbbtideTest, Lines, encode, golden, ids_text
-
-
-class Stage(Connection):
-    def __init__(self, test, device, vram_mib=64):
-        self.log_path = test.sandbox / f"stage-{device}.err"
-        with open(self.log_path, "wb") as log:
-            self.process = subprocess.Popen(
-                [str(BIN / "ebbtide-stage-cpu"), "--device", str(device), "--vram-mib", str(vram_mib),
-                 "--namespace", test.namespace],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=test.env)
-        self.lines = Lines(self.process.stdout, lambda: self.log_path.read_text(errors="replace")[-2000:])
-        test.addCleanup(self.kill)
-        self.wait("HELLO")
-
-    def write(self, data):
-        self.process.stdin.write(data)
-        self.process.stdin.flush()
-
-    def kill(self):
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            try:
-                stream.close()
-            except OSError:
-                pass
-
-    def after(self, request, verb):
-        """The answer of that verb, or the ERR that came instead."""
-        since = self.send(request)
-        at = self.lines.wait(lambda m: m.verb in (verb, "ERR"), since, what=f"{verb} after {request[:60]!r}")
-        return self.lines.all[at]
-
-    def load(self, **keys):
-        fields = {"model": encode(str(DEMO)), "segment_mib": 1, "threads": 1, "chunk": 64, **keys}
-        return self.after("LOAD " + " ".join(f"{k}={v}" for k, v in fields.items()), "HELD")
-
-
-def rows(step, seq, pos, ids, epoch=0, **keys):
-    extra = "".join(f" {k}={v}" for k, v in keys.items())
-    return f"ROWS epoch={epoch} step={step} seq={seq} pos={pos} ids={ids}{extra}"
+from ebbtide import DEMO, DEMO_LAYERS, EbbtideTest, encode, golden, ids_text
+from stage import Stage, rows
 
 
 class StageByHand(EbbtideTest):
