@@ -84,6 +84,18 @@ output: ids
         plan = self.plan("--config", path, "--reserve-mib", "4,5")
         self.assertEqual([c["reserve_bytes"] for c in plan["cards"]], [4 * MIB, 5 * MIB])
 
+    def test_a_card_may_be_launched_in_its_own_way(self):
+        mark = self.sandbox / "launched"
+        path = self.file(f"""model: {DEMO}
+namespace: {self.namespace}
+cards:
+  - cpu:0
+  - card: cpu:1
+    launch: "sh -c 'echo {{card}} >> {mark}; exec \\"$@\\"' launcher {{stage}}"
+""")
+        self.assertEqual(len(self.said("run", "--config", path, "--max-new", 2, "--output", "ids", "x").split(",")), 2)
+        self.assertEqual(mark.read_text(), "cpu:1\n")
+
 
 class Plans(Planning):
     def test_golden_plans_for_one_to_eight_cards_without_any_hardware(self):

@@ -449,3 +449,25 @@ Test(config, every_key_of_the_sample_that_stands_there_as_a_comment_may_be_given
     cr_expect_geq(n, 5);
     free(text);
 }
+
+/* Cut anywhere, and with any byte turned into another, the sample is either taken or refused in one line. */
+Test(config, damaged_files_are_taken_or_refused_and_nothing_else)
+{
+    char *text = sample_text();
+    size_t n_bytes = strlen(text);
+    uint64_t state = 3;
+    for (int i = 0; i < 1500; i++) {
+        struct settings s;
+        size_t n_keys, at = (size_t)(state >> 33) % n_bytes;
+        char kept = text[at], damage[] = "\t{}[]:,&*!|>'\"%@`#-? \n0a~\xff\x01";
+        text[at] = i % 3 == 0 ? '\0' : damage[(state >> 20) % (sizeof damage - 1)];
+        int code = read_text(&s, text, &n_keys);
+        cr_assert(code == 0 || err.code == code);
+        cr_assert(code == 0 || (err.text[0] == '/' && strchr(err.text, '\n') == NULL), "%s",
+                  err.text);
+        settings_free(&s);
+        text[at] = kept;
+        state = state * UINT64_C(6364136223846793005) + 1442695040888963407u;
+    }
+    free(text);
+}
