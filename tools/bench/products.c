@@ -77,19 +77,28 @@ struct read_job {
 
 typedef uint64_t lanes __attribute__((vector_size(32), may_alias, aligned(1)));
 
+/* Four places of a piece at once: one stream alone does not keep the memory busy (measured: 10 of 17 GB/s). */
+static uint64_t piece_read(const unsigned char *at)
+{
+    const size_t quarter = READ_PIECE / 4;
+    lanes s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0};
+    for (const unsigned char *end = at + quarter; at < end; at += sizeof(lanes)) {
+        s0 += *(const lanes *)at;
+        s1 += *(const lanes *)(at + quarter);
+        s2 += *(const lanes *)(at + 2 * quarter);
+        s3 += *(const lanes *)(at + 3 * quarter);
+    }
+    s0 += s1 + s2 + s3;
+    return s0[0] + s0[1] + s0[2] + s0[3];
+}
+
 static void read_range(void *ctx, size_t first, size_t last)
 {
     const struct read_job *job = ctx;
-    const unsigned char *at = job->from + first * READ_PIECE, *end = job->from + last * READ_PIECE;
-    lanes s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0};
-    for (; at + 128 <= end; at += 128) {
-        s0 += *(const lanes *)at;
-        s1 += *(const lanes *)(at + 32);
-        s2 += *(const lanes *)(at + 64);
-        s3 += *(const lanes *)(at + 96);
-    }
-    s0 += s1 + s2 + s3;
-    (void)__atomic_fetch_add(job->sum, s0[0] + s0[1] + s0[2] + s0[3], __ATOMIC_RELAXED);
+    uint64_t sum = 0;
+    for (size_t piece = first; piece < last; piece++)
+        sum += piece_read(job->from + piece * READ_PIECE);
+    (void)__atomic_fetch_add(job->sum, sum, __ATOMIC_RELAXED);
 }
 
 static void read_run(const void *args, struct exec_cpu_worker *w)
