@@ -1,24 +1,19 @@
 /* runtime/config_read.c - a YAML file into settings, by the settings' table.
  *
- * The file is read whole (1 MiB at most) and walked as libyaml's events, so nothing is built that an alias or a depth could
+ * The file is read whole (config_text.c) and walked as libyaml's events, so nothing is built that an alias or a depth could
  * blow up: one map of keys, maps for dotted groups, a list of cards; whatever else begins is refused where it begins.
  * Anchors, aliases, tags and a second document are refused. Every error is "file:line: key: expected ..., got ...".
  * Keys of settings that the command does not have are checked and left. Owns the text and the parser while it reads.
  */
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <yaml.h>
 
 #include "runtime/config_card.h"
 #include "runtime/nearest.h"
 #include "runtime/settings_table.h"
 
-#define FILE_BYTES_MAX  (1u << 20)
 #define PATH_BYTES_MAX  96
 #define VALUE_BYTES_MAX 8192
 #define ROWS_MAX        128
@@ -436,33 +431,6 @@ static int read_document(struct reader *r)
     return code;
 }
 
-static int text_read(struct reader *r)
-{
-    struct stat st;
-    int fd = open(r->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    int code = 0;
-    if (fd < 0)
-        return error_set(r->err, errno == ENOENT ? EBB_ENOENT : EBB_EIO, "%s: %s", r->path,
-                         strerror(errno));
-    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))
-        code = error_set(r->err, EBB_EIO, "%s: expected a file, got something else", r->path);
-    else if (st.st_size > FILE_BYTES_MAX)
-        code = error_set(r->err, EBB_ERANGE, "%s: expected at most %u bytes, got %lld", r->path,
-                         FILE_BYTES_MAX, (long long)st.st_size);
-    if (code == 0 && (r->text = malloc(FILE_BYTES_MAX)) == NULL)
-        code = error_set(r->err, EBB_ENOMEM, "%s: no memory to read it", r->path);
-    while (code == 0) {
-        ssize_t n = read(fd, r->text + r->n_text, FILE_BYTES_MAX - r->n_text);
-        if (n < 0 && errno != EINTR)
-            code = error_set(r->err, EBB_EIO, "%s: %s", r->path, strerror(errno));
-        if (n == 0)
-            break;
-        r->n_text += n > 0 ? (size_t)n : 0;
-    }
-    (void)close(fd);
-    return code;
-}
-
 int config_read(struct draft *d, const char *path, const struct groups *groups, size_t *n_keys,
                 struct error *err)
 {
@@ -481,7 +449,7 @@ int config_read(struct draft *d, const char *path, const struct groups *groups, 
     d->path = path;
     d->in_file = true;
     settings_default(&scratch);
-    int code = text_read(r);
+    int code = config_text_read(path, &r->text, &r->n_text, &why);
     bool parsing = code == 0 && yaml_parser_initialize(&r->parser) != 0;
     if (code == 0 && !parsing)
         code = error_set(&why, EBB_ENOMEM, "%s: no memory to read it", path);

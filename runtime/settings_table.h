@@ -85,6 +85,9 @@ int draft_settle(struct draft *d, struct error *err);
 int config_read(struct draft *d, const char *path, const struct groups *groups, size_t *n_keys,
                 struct error *err);
 
+/* config_text.c: the whole file; *text is the caller's to free, also after a failure. */
+int config_text_read(const char *path, char **text, size_t *n_bytes, struct error *err);
+
 /* settings_cards.c */
 int cards_parse(struct settings *s, const char *list, struct error *err);
 /* One more card, "cpu:0" or "cpu:0@host", at cards[*n]. */
