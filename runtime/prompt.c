@@ -32,6 +32,8 @@ static int ids_read(struct engine *e, const char *list, size_t *n, struct error 
             return error_set(err, EBB_ERANGE, "ids: more than %zu ids in a line", e->n_scratch_ids);
         e->scratch_ids[(*n)++] = id;
     }
+    if (got == 0 && *n == 0)
+        return error_set(err, EBB_EINVAL, "ids: at least one id is wanted");
     return got;
 }
 
