@@ -26,7 +26,7 @@ enum arch_dim {
 /* Which types the operation that reads the tensor can take. */
 enum arch_storage {
     STORE_ANY,   /* a product or a table: whatever tensor_type_find() knows */
-    STORE_FLOAT, /* F32 or F16: the router */
+    STORE_FLOAT, /* F32, F16 or BF16: the router */
     STORE_F32    /* norms, biases */
 };
 

@@ -50,8 +50,9 @@ static int check_storage(const struct opening *o, const struct arch_tensor *want
                       show_computed_types(wanted), got);
     if (want->storage == STORE_F32 && t->type != TENSOR_F32)
         return refuse(o, EBB_EUNSUPPORTED, t, name, "wants F32, got %s", got);
-    if (want->storage == STORE_FLOAT && t->type != TENSOR_F32 && t->type != TENSOR_F16)
-        return refuse(o, EBB_EUNSUPPORTED, t, name, "wants F32 or F16, got %s", got);
+    if (want->storage == STORE_FLOAT && t->type != TENSOR_F32 && t->type != TENSOR_F16 &&
+        t->type != TENSOR_BF16)
+        return refuse(o, EBB_EUNSUPPORTED, t, name, "wants F32, F16 or BF16, got %s", got);
     return 0;
 }
 
