@@ -184,14 +184,30 @@ struct gather_args {
     size_t n_rows, n;
 };
 
-/* How one row is sampled. temperature 0 = greedy (largest logit, ties: lower id). Else: logits / temperature; keep the
- * top_k largest (0 = all); softmax; keep the shortest falling prefix whose mass reaches top_p (1 = all); keep those with
- * p >= min_p * p_max; renormalise; the first whose cumulated mass exceeds u = sample_uniform(seed, position). */
+struct sample_bias {
+    int32_t id;
+    float bias;
+};
+
+/* How one row is sampled. First the logits are adjusted, each step one fp32 operation with one rounding, in this order:
+ *   repetition   of every token among the last n_repeat of the history: l > 0 ? l / repetition : l * repetition, once
+ *   frequency    of every token generated before: l - (frequency * times), the product rounded on its own
+ *   presence     of the same: l - presence
+ *   bias         of every token named: l + bias
+ * The history is all tokens before `position`, those from n_prompt on are the generated ones. repetition 1 (or not above
+ * 0), frequency 0, presence 0 and no bias leave the bits alone, and nothing is read.
+ * Then: temperature 0 = greedy (largest logit, ties: lower id). Else: logits / temperature; keep the top_k largest (0 =
+ * all); softmax; keep the shortest falling prefix whose mass reaches top_p (1 = all); keep those with p >= min_p * p_max;
+ * renormalise; the first whose cumulated mass exceeds u = sample_uniform(seed, position). */
 struct sample_params {
     float temperature, top_p, min_p;
     int32_t top_k;
     uint64_t seed;
     int64_t position; /* of the token to be drawn */
+    float repetition, frequency, presence;
+    int32_t n_repeat, n_prompt;
+    int32_t history_row;        /* of history: this row's tokens */
+    int32_t bias_first, n_bias; /* of biases; an id at most once */
 };
 
 struct sample_args {
@@ -200,6 +216,19 @@ struct sample_args {
     const struct sample_params *params; /* [n_rows] */
     void *scratch;                      /* sample_scratch_bytes() */
     int32_t *ids;                       /* [n_rows] */
+    const int32_t *history; /* [..][history_stride]; ids outside the vocabulary count for nothing */
+    size_t history_stride;
+    const struct sample_bias *biases;
+};
+
+/* norms[r] = ln(sum of e^logit): max + log(mass) in fp64, the mass a sum of integers as in sampling; chosen[r] =
+ * logits[r][ids[r]]. A token's log-probability is its logit - norm, rounded once. The same bits in all CPU sets. */
+struct logprob_args {
+    const float *logits; /* [n_rows][n_vocab] */
+    size_t n_rows, n_vocab;
+    const int32_t *ids; /* [n_rows]: the sampled tokens */
+    double *norms;      /* [n_rows] */
+    float *chosen;      /* [n_rows] */
 };
 
 /* The k largest logits of each row, falling, ties: lower id. */
@@ -233,6 +262,7 @@ struct kernel_set {
     int (*gather)(const struct gather_args *args, struct exec_stream *s);
     int (*sample)(const struct sample_args *args, struct exec_stream *s);
     int (*top)(const struct top_args *args, struct exec_stream *s);
+    int (*logprob)(const struct logprob_args *args, struct exec_stream *s);
 };
 
 /* A CPU set by name: "reference", "avx2", "float", or "auto" (the fastest that this processor runs).

@@ -65,4 +65,6 @@ int gather_cpu(const struct gather_args *args, struct exec_stream *s);
 size_t sample_scratch_bytes_cpu(size_t n_rows, size_t n_vocab);
 int sample_reference(const struct sample_args *args, struct exec_stream *s);
 int sample_avx2(const struct sample_args *args, struct exec_stream *s);
+int logprob_reference(const struct logprob_args *args, struct exec_stream *s);
+int logprob_avx2(const struct logprob_args *args, struct exec_stream *s);
 int top_cpu(const struct top_args *args, struct exec_stream *s);

@@ -7,6 +7,9 @@
  * min_p compares masses. The draw walks what is left in the order of ids: the first whose cumulated mass exceeds
  * floor(u * total).
  *
+ * Penalties and biases change a copy of the logits, the candidates' keys (a key is its logit's bits in another order), so
+ * that the logits stay as they are for log-probabilities. Rows without any are drawn from the logits as ever.
+ *
  * NaN logits count as -infinity; with nothing but -infinity the answer is 0. Parameters out of their range act as the
  * nearest sense: temperature not above 0 is greedy, top_p not below 1 keeps all, min_p over 1 keeps the largest.
  * Scratch: n_vocab candidates a row, written before read. Owns nothing; any thread.
@@ -54,6 +57,15 @@ static uint32_t key_of(float logit)
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
+/* The logit that key_of() made the key of; -infinity for NaN. */
+static float logit_of(uint32_t key)
+{
+    uint32_t bits = key & 0x80000000u ? key ^ 0x80000000u : ~key;
+    float logit;
+    memcpy(&logit, &bits, sizeof logit);
+    return logit;
+}
+
 /* Adds up the weights of the keys that continue `prefix`, per value of their bits [shift, shift + STEP_BITS). */
 static void buckets_add(uint64_t *sums, const struct candidate *c, size_t n, uint32_t prefix,
                         int shift)
@@ -97,8 +109,8 @@ static uint64_t weight_total(const struct candidate *c, size_t n)
 }
 
 /* Turns counts into masses; a mass of 0 leaves the list. NaN, and -infinity at an infinite temperature, have none. */
-static size_t candidates_weigh(struct candidate *c, size_t n, const float *logits, float max,
-                               float temperature, const struct row_ops *ops)
+static size_t candidates_weigh(struct candidate *c, size_t n, float max, float temperature,
+                               const struct row_ops *ops)
 {
     enum { PIECE = 256 };
     size_t n_kept = 0;
@@ -106,7 +118,7 @@ static size_t candidates_weigh(struct candidate *c, size_t n, const float *logit
         size_t n_piece = n - first < PIECE ? n - first : PIECE;
         float e[PIECE];
         for (size_t i = 0; i < n_piece; i++) {
-            float logit = logits[c[first + i].id], z = (logit - max) / temperature;
+            float logit = logit_of(c[first + i].key), z = (logit - max) / temperature;
             e[i] = logit == max ? 0.0f : z <= 0.0f ? z : -INFINITY;
         }
         ops->exponentials(e, n_piece);
@@ -155,17 +167,88 @@ static size_t argmax(const float *logits, size_t n)
     return best;
 }
 
-static int32_t sample_row(const float *logits, size_t n_vocab, const struct sample_params *params,
-                          struct candidate *c, const struct row_ops *ops)
+#define RECENT (UINT64_C(1) << 32) /* beside the count of generated tokens in a weight */
+
+static bool has_repetition(const struct sample_params *p)
 {
-    size_t best = argmax(logits, n_vocab), n = n_vocab;
-    if (!(params->temperature > 0.0f) || !(logits[best] > -INFINITY))
+    return p->repetition > 0.0f && p->repetition != 1.0f && p->n_repeat > 0;
+}
+
+static bool has_counts(const struct sample_params *p)
+{
+    return p->frequency != 0.0f || p->presence != 0.0f;
+}
+
+/* Marks in the weights, which begin at 0, how the row's history names each token. */
+static void history_count(struct candidate *c, size_t n_vocab, const struct sample_params *p,
+                          const int32_t *history)
+{
+    int64_t recent = has_repetition(p) ? p->position - p->n_repeat : p->position;
+    int64_t generated = has_counts(p) ? p->n_prompt : p->position;
+    int64_t first = recent < generated ? recent : generated;
+    for (int64_t i = first > 0 ? first : 0; i < p->position; i++) {
+        if (history[i] < 0 || (size_t)history[i] >= n_vocab)
+            continue;
+        uint64_t *weight = &c[history[i]].weight;
+        *weight += i >= generated;
+        *weight |= i >= recent ? RECENT : 0;
+    }
+}
+
+static uint32_t key_penalised(uint32_t key, uint64_t weight, const struct sample_params *p)
+{
+    float logit = logit_of(key), times = (float)(uint32_t)weight;
+    if (weight & RECENT)
+        logit = logit > 0.0f ? logit / p->repetition : logit * p->repetition;
+    if (times > 0.0f) {
+        logit = logit - p->frequency * times;
+        logit = logit - p->presence;
+    }
+    return key_of(logit);
+}
+
+/* Penalties, then biases; weights are 1 again afterwards. Returns the best token: the largest, ties by lower id. */
+static size_t candidates_adjust(struct candidate *c, size_t n_vocab, const struct sample_params *p,
+                                const struct sample_args *a)
+{
+    size_t best = 0;
+    if (has_repetition(p) || has_counts(p))
+        history_count(c, n_vocab, p, a->history + (size_t)p->history_row * a->history_stride);
+    for (size_t i = 0; i < n_vocab; i++) {
+        if (c[i].weight != 0)
+            c[i].key = key_penalised(c[i].key, c[i].weight, p);
+        c[i].weight = 1;
+    }
+    for (int32_t i = 0; i < p->n_bias; i++) {
+        const struct sample_bias *b = &a->biases[p->bias_first + i];
+        if (b->id >= 0 && (size_t)b->id < n_vocab)
+            c[b->id].key = key_of(logit_of(c[b->id].key) + b->bias);
+    }
+    for (size_t i = 1; i < n_vocab; i++)
+        if (c[i].key > c[best].key)
+            best = i;
+    return best;
+}
+
+static int32_t sample_row(const float *logits, const struct sample_params *params,
+                          const struct sample_args *a, struct candidate *c,
+                          const struct row_ops *ops)
+{
+    bool adjusted = has_repetition(params) || has_counts(params) || params->n_bias > 0;
+    bool greedy = !(params->temperature > 0.0f);
+    size_t best = adjusted ? 0 : argmax(logits, a->n_vocab), n = a->n_vocab;
+    if (!adjusted && (greedy || !(logits[best] > -INFINITY)))
         return (int32_t)best;
     for (size_t i = 0; i < n; i++)
-        c[i] = (struct candidate){.weight = 1, .key = key_of(logits[i]), .id = (int32_t)i};
+        c[i] = (struct candidate){.weight = !adjusted, .key = key_of(logits[i]), .id = (int32_t)i};
+    if (adjusted)
+        best = candidates_adjust(c, n, params, a);
+    float max = logit_of(c[best].key);
+    if (greedy || !(max > -INFINITY))
+        return (int32_t)best;
     if (params->top_k > 0 && (size_t)params->top_k < n)
         n = candidates_cut(c, n, (uint64_t)params->top_k);
-    n = candidates_weigh(c, n, logits, logits[best], params->temperature, ops);
+    n = candidates_weigh(c, n, max, params->temperature, ops);
     if (params->top_p < 1.0f) {
         double wanted = ceil((double)params->top_p * (double)weight_total(c, n));
         n = candidates_cut(c, n, wanted > 1.0 ? (uint64_t)wanted : 1);
@@ -185,7 +268,7 @@ static void sample_range(void *ctx, size_t first, size_t last)
     const struct sample_job *job = ctx;
     const struct sample_args *a = &job->args;
     for (size_t r = first; r < last; r++)
-        a->ids[r] = sample_row(a->logits + r * a->n_vocab, a->n_vocab, &a->params[r],
+        a->ids[r] = sample_row(a->logits + r * a->n_vocab, &a->params[r], a,
                                (struct candidate *)a->scratch + r * a->n_vocab, job->ops);
 }
 

@@ -29,6 +29,7 @@ static const struct kernel_set set_reference = {
     .gather = gather_cpu,
     .sample = sample_reference,
     .top = top_cpu,
+    .logprob = logprob_reference,
 };
 
 static const struct kernel_set set_avx2 = {
@@ -52,6 +53,7 @@ static const struct kernel_set set_avx2 = {
     .gather = gather_cpu,
     .sample = sample_avx2,
     .top = top_cpu,
+    .logprob = logprob_avx2,
 };
 
 static const struct kernel_set set_float = {
@@ -75,6 +77,7 @@ static const struct kernel_set set_float = {
     .gather = gather_cpu,
     .sample = sample_reference,
     .top = top_cpu,
+    .logprob = logprob_reference,
 };
 
 static bool processor_runs_avx2(void)

@@ -352,6 +352,58 @@ int ids_next(const char **cursor, int32_t max, int32_t *id, struct error *err)
     return 1;
 }
 
+/* One "<id>:<bias>" of n bytes. */
+static int bias_read(const char *text, size_t n, int32_t max_id, struct logit_bias *out,
+                     struct error *err)
+{
+    const char *colon = memchr(text, ':', n);
+    size_t n_number = colon != NULL ? (size_t)(text + n - colon) - 1 : 0;
+    char number[64];
+    uint64_t id = 0;
+    int rc = colon == NULL ? EBB_EINVAL : digits_value(text, colon, &id);
+
+    if (rc == EBB_ERANGE || (rc == 0 && (max_id < 0 || id > (uint64_t)max_id)))
+        return error_set(err, EBB_ERANGE, "a bias wants an id from 0 to %" PRId32 ", got %s",
+                         max_id, excerpt_of(text, n).text);
+    if (rc == 0 && n_number < sizeof number) {
+        memcpy(number, colon + 1, n_number);
+        number[n_number] = '\0';
+    }
+    if (rc < 0 || n_number >= sizeof number || !is_decimal(number))
+        return error_set(err, EBB_EINVAL,
+                         "a list of biases wants <id>:<number> between commas, got \"%s\"",
+                         excerpt_of(text, n).text);
+    double bias = strtod(number, NULL);
+    if (!(bias >= -LOGIT_BIAS_MOST && bias <= LOGIT_BIAS_MOST))
+        return error_set(err, EBB_ERANGE, "a bias wants %d to %d, got %s", -LOGIT_BIAS_MOST,
+                         LOGIT_BIAS_MOST, excerpt_of(text, n).text);
+    *out = (struct logit_bias){.id = (int32_t)id, .bias = (float)bias};
+    return 0;
+}
+
+int biases_read(const char *list, int32_t max_id, struct logit_bias *biases, size_t *n,
+                struct error *err)
+{
+    *n = 0;
+    for (;;) {
+        size_t n_bytes = strcspn(list, ",");
+        if (*n == LOGIT_BIAS_MAX)
+            return error_set(err, EBB_ERANGE, "a list of biases may name %d ids, got more",
+                             LOGIT_BIAS_MAX);
+        int rc = bias_read(list, n_bytes, max_id, &biases[*n], err);
+        if (rc < 0)
+            return rc;
+        for (size_t i = 0; i < *n; i++)
+            if (biases[i].id == biases[*n].id)
+                return error_set(err, EBB_EINVAL, "a list of biases names id %" PRId32 " twice",
+                                 biases[i].id);
+        ++*n;
+        if (list[n_bytes] == '\0')
+            return 0;
+        list += n_bytes + 1;
+    }
+}
+
 int error_code_from_name(const char *name)
 {
     for (int code = EBB_EINVAL; code >= EBB_EMISMATCH; code--)

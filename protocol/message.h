@@ -76,6 +76,19 @@ int parse_u64(const char *text, uint64_t min, uint64_t max, uint64_t *value);
 /* Next element of a comma-separated list: *cursor moves on. 1 got one, 0 end, < 0 error. */
 int ids_next(const char **cursor, int32_t max, int32_t *id, struct error *err);
 
+#define LOGIT_BIAS_MAX  64
+#define LOGIT_BIAS_MOST 100 /* of its size */
+
+struct logit_bias {
+    int32_t id;
+    float bias; /* -LOGIT_BIAS_MOST to LOGIT_BIAS_MOST */
+};
+
+/* A list "<id>:<bias>,…" of at most LOGIT_BIAS_MAX ids, 0 to max_id, none twice, into biases[LOGIT_BIAS_MAX].
+ * EBB_EINVAL, EBB_ERANGE. */
+int biases_read(const char *list, int32_t max_id, struct logit_bias *biases, size_t *n,
+                struct error *err);
+
 /* Is it `ERR <tag|-> <code> <text>`? Then *tag (never NULL) and *said are filled; an unknown code
  * name counts as EBB_EPEER. */
 bool message_error(const struct message *m, const char **tag, struct error *said);

@@ -38,9 +38,25 @@ static void number_key(struct line_writer *w, const char *key, double value)
     line_key(w, key, text);
 }
 
+static void penalties_write(const struct settings *s, struct line_writer *w)
+{
+    if (s->repeat_penalty != 1) {
+        number_key(w, "repetition_penalty", s->repeat_penalty);
+        line_u64(w, "repeat_last_n", s->repeat_last_n);
+    }
+    if (s->frequency_penalty != 0)
+        number_key(w, "frequency_penalty", s->frequency_penalty);
+    if (s->presence_penalty != 0)
+        number_key(w, "presence_penalty", s->presence_penalty);
+    if (s->logit_bias != NULL)
+        line_key(w, "logit_bias", s->logit_bias);
+    if (s->logprobs != NULL)
+        line_key(w, "logprobs", s->logprobs);
+}
+
 static int gen_send(const struct settings *s, struct channel *c, struct error *err)
 {
-    char buffer[512];
+    char buffer[LINE_BYTES_MAX];
     struct line_writer w;
     line_begin(&w, buffer, sizeof buffer, "GEN");
     line_bare(&w, TAG);
@@ -52,6 +68,7 @@ static int gen_send(const struct settings *s, struct channel *c, struct error *e
         line_u64(&w, "top_k", s->top_k);
         line_u64(&w, "seed", s->seed);
     }
+    penalties_write(s, &w);
     if (s->ignore_eos)
         line_u64(&w, "ignore_eos", 1);
     return request_line(c, &w, err);

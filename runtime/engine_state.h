@@ -9,7 +9,7 @@
  *   recovery.c      a stage died or broke its word: a new epoch, replay
  *   connection.c    a controller or client: its lines, its answers in order
  *   cards.c         VRAM, STAT, LEDGER over the cards
- *   request.c       a tag's life; prompt.c: what PART and GEN say
+ *   request.c       a tag's life; prompt.c: what PART and GEN say; sampling.c: how its tokens are drawn
  *   control.c       the control socket and the guard that removes it
  *
  * One thread. Whatever breaks is only marked where it is met (peer->broken, connection->lost) and
@@ -92,9 +92,17 @@ struct peer {
 
 enum request_state { REQUEST_PARTS, REQUEST_WAITING, REQUEST_RUNNING, REQUEST_ENDING };
 
+#define PROB_BYTES 1536
+
 struct sampling {
     double temperature, top_p, min_p;
     uint64_t top_k, seed;
+    double repetition, frequency, presence;
+    uint64_t n_repeat;
+    size_t n_biases;
+    struct logit_bias biases[LOGIT_BIAS_MAX];
+    bool has_logprobs;
+    uint64_t n_logprobs;
 };
 
 struct connection;
@@ -109,6 +117,9 @@ struct request {
     bool has_roles, is_score, ignore_eos;
     struct chat_state chat; /* where its conversation stands */
     struct sampling sampling;
+    char *prob; /* owned [PROB_BYTES], where log-probabilities are wanted: the next T's logprob=,
+                   a space, its top= if there is one */
+    bool has_prob;
     struct sched_seq *seq; /* the scheduler's; NULL before GEN and once it ended */
     struct stop_match stops;
     struct utf8_stream utf8;

@@ -145,11 +145,11 @@ static const struct said {
     const char *verb;
     void (*take)(struct engine *e, struct peer *p, const struct message *m);
 } table[] = {
-    {"RAN", steps_ran},        {"TOK", steps_tokens},          {"LOGITS", steps_logits},
-    {"HELLO", bringup_hello},  {"HELD", bringup_held},         {"LINKED", bringup_linked},
-    {"LOADED", said_loaded},   {"PROGRESS", bringup_progress}, {"RELEASED", said_released},
-    {"FORKED", steps_ordered}, {"DROPPED", steps_ordered},     {"VRAM", cards_receipt},
-    {"PONG", said_pong},
+    {"RAN", steps_ran},          {"TOK", steps_tokens},     {"LOGITS", steps_logits},
+    {"PROB", steps_prob},        {"HELLO", bringup_hello},  {"HELD", bringup_held},
+    {"LINKED", bringup_linked},  {"LOADED", said_loaded},   {"PROGRESS", bringup_progress},
+    {"RELEASED", said_released}, {"FORKED", steps_ordered}, {"DROPPED", steps_ordered},
+    {"VRAM", cards_receipt},     {"PONG", said_pong},
 };
 
 static bool verb_is_one(const char *verb)

@@ -11,6 +11,7 @@
 #include <string.h>
 #include "runtime/model/chat.h"
 #include "runtime/request.h"
+#include "runtime/sampling.h"
 
 #define TAGS_MAX    1024
 #define TOP_DEFAULT 5
@@ -153,28 +154,6 @@ static int optional(int code)
     return code == EBB_ENOENT ? 0 : code;
 }
 
-static int sampling_read(const struct engine *e, const struct message *m, struct request *r,
-                         struct error *err)
-{
-    struct sampling *s = &r->sampling;
-    uint64_t ignore = 0;
-    int code;
-    *s = (struct sampling){.top_p = 1};
-    code = optional(message_f64(m, "temperature", 0, 100, &s->temperature, err));
-    if (code == 0)
-        code = optional(message_f64(m, "top_p", 0, 1, &s->top_p, err));
-    if (code == 0)
-        code = optional(message_u64(m, "top_k", 0, e->model->geometry.n_vocab, &s->top_k, err));
-    if (code == 0)
-        code = optional(message_f64(m, "min_p", 0, 1, &s->min_p, err));
-    if (code == 0)
-        code = optional(message_u64(m, "seed", 0, UINT64_MAX, &s->seed, err));
-    if (code == 0)
-        code = optional(message_u64(m, "ignore_eos", 0, 1, &ignore, err));
-    r->ignore_eos = ignore != 0;
-    return code;
-}
-
 static int stops_read(struct engine *e, const struct message *m, struct request *r,
                       struct error *err)
 {
@@ -237,7 +216,14 @@ static int request_begin(struct engine *e, struct connection *c, const struct me
     size_t n_ids = r->n_ids;
     struct chat_state chat = r->chat;
     r->is_score = top > 0;
-    code = sampling_read(e, m, r, err);
+    uint64_t ignore = 0;
+    code = sampling_read(m, e->model->geometry.n_vocab, &r->sampling, err);
+    if (code == 0)
+        code = optional(message_u64(m, "ignore_eos", 0, 1, &ignore, err));
+    r->ignore_eos = ignore != 0;
+    if (code == 0 && r->sampling.has_logprobs && r->prob == NULL &&
+        (r->prob = malloc(PROB_BYTES)) == NULL)
+        code = error_set(err, EBB_ENOMEM, "no memory for a token's probabilities");
     if (code == 0)
         code = stops_read(e, m, r, err);
     if (code == 0)

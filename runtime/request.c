@@ -48,6 +48,7 @@ void request_free(struct engine *e, struct request *r)
     scheduler_forget(e->scheduler, r);
     stop_match_close(&r->stops);
     free(r->ids);
+    free(r->prob);
     free(r);
 }
 
@@ -95,6 +96,32 @@ void request_prompt_done(struct engine *e, struct request *r, uint32_t n_done)
     event_out(e, r, &w);
 }
 
+bool request_has_prob(const struct request *r)
+{
+    return !r->sampling.has_logprobs || r->has_prob;
+}
+
+int request_prob(struct request *r, const char *logprob, const char *top, struct error *err)
+{
+    int n = snprintf(r->prob, PROB_BYTES, "%s%s%s", logprob, top != NULL ? " " : "",
+                     top != NULL ? top : "");
+    r->has_prob = n > 0 && n < PROB_BYTES;
+    return r->has_prob ? 0 : error_set(err, EBB_EPEER, "PROB with a list of %d bytes", n);
+}
+
+static void prob_write(struct line_writer *w, struct request *r)
+{
+    if (!r->has_prob)
+        return;
+    char *top = strchr(r->prob, ' ');
+    if (top != NULL)
+        *top++ = '\0';
+    line_key(w, "logprob", r->prob);
+    if (top != NULL)
+        line_key(w, "top", top);
+    r->has_prob = false;
+}
+
 /* Nothing more is run for it; DONE follows when the step is closed. */
 static void finish(struct engine *e, struct request *r, const char *reason, uint64_t step)
 {
@@ -127,6 +154,7 @@ void request_token(struct engine *e, struct request *r, int32_t id, uint64_t ste
     event_begin(e, r, &w, "T");
     line_bare_i64(&w, id);
     line_text(&w, "text", e->scratch, n_text);
+    prob_write(&w, r);
     event_out(e, r, &w);
     if (met)
         finish(e, r, "stop", step);

@@ -14,6 +14,9 @@ void request_token(struct engine *e, struct request *r, int32_t id, uint64_t ste
 /* `top` as the stage wrote it, already checked. EBB_EPEER: not the position that comes next. */
 int request_logits(struct engine *e, struct request *r, uint32_t pos, const char *top,
                    uint64_t step, struct error *err);
+/* What the next token's T says of its probability, already checked. EBB_EPEER: longer than can be. */
+int request_prob(struct request *r, const char *logprob, const char *top, struct error *err);
+bool request_has_prob(const struct request *r); /* or wants none */
 void request_step_ended(struct engine *e, struct request *r, uint64_t step);
 /* Ends it now: DONE <tag> <reason>, with error= if err is given; r is gone afterwards. */
 void request_end(struct engine *e, struct request *r, const char *reason, const struct error *err);

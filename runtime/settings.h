@@ -54,6 +54,10 @@ struct settings {
     double temperature, top_p, min_p; /* 0, 1, 0 */
     uint32_t top_k;                   /* 0 = all */
     uint64_t seed;
+    double repeat_penalty, frequency_penalty, presence_penalty; /* 1, 0, 0 */
+    uint32_t repeat_last_n;                                     /* 64 */
+    char *logit_bias; /* --logit-bias ID:X,...; NULL: none */
+    char *logprobs;   /* --logprobs N, 0..20; NULL: none are told */
     bool ignore_eos;
     char *output;      /* --output text|ids|jsonl */
     char *prompt;      /* the bare argument or --text; NULL: none */

@@ -154,3 +154,23 @@ int ids_check(const char *value, struct error *err)
         return error_set(err, got, "wanted token ids like 1,2,3, got '%.64s': %s", value, why.text);
     return 0;
 }
+
+int biases_check(const char *value, struct error *err)
+{
+    struct logit_bias biases[LOGIT_BIAS_MAX];
+    struct error why = {0};
+    size_t n;
+    int code = biases_read(value, INT32_MAX, biases, &n, &why);
+    return code == 0 ? 0
+                     : error_set(err, code, "wanted biases like 5:-1.5,7:2, got '%.64s': %s", value,
+                                 why.text);
+}
+
+int logprobs_check(const char *value, struct error *err)
+{
+    uint64_t n;
+    int code = parse_u64(value, 0, 20, &n);
+    return code == 0
+               ? 0
+               : error_set(err, code, "wanted a whole number from 0 to 20, got '%.64s'", value);
+}

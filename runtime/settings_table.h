@@ -97,3 +97,5 @@ int host_check(const char *value, struct error *err);
 int launch_check(const char *value, struct error *err);
 int plain_name_check(const char *value, struct error *err);
 int ids_check(const char *value, struct error *err);
+int biases_check(const char *value, struct error *err);
+int logprobs_check(const char *value, struct error *err);

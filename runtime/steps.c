@@ -11,6 +11,7 @@
 #include <string.h>
 #include "runtime/recovery.h"
 #include "runtime/request.h"
+#include "runtime/sampling.h"
 
 #define IDS_PER_LINE 4000u
 #define OWED_MAX     16u /* FORKs and DROPs that a stage has not confirmed; its queue is short */
@@ -20,21 +21,6 @@ static void line_out(struct engine *e, struct line_writer *w)
     int n = line_end(w);
     if (n > 0)
         peers_send(e, e->line, (size_t)n);
-}
-
-static void sampling_write(struct line_writer *w, const struct request *r)
-{
-    const struct sampling *s = &r->sampling;
-    if (s->temperature <= 0)
-        return;
-    line_f64(w, "temperature", s->temperature);
-    if (s->top_p < 1)
-        line_f64(w, "top_p", s->top_p);
-    if (s->top_k > 0)
-        line_u64(w, "top_k", s->top_k);
-    if (s->min_p > 0)
-        line_f64(w, "min_p", s->min_p);
-    line_u64(w, "seed", s->seed);
 }
 
 static void rows_write(struct engine *e, const struct sched_step *step, const struct sched_run *run,
@@ -60,7 +46,7 @@ static void rows_write(struct engine *e, const struct sched_step *step, const st
     } else {
         line_key(&w, "want", run->wants_token ? "last" : "none");
         if (run->wants_token)
-            sampling_write(&w, r);
+            sampling_write(&w, &r->sampling, r->n_prompt);
     }
     line_out(e, &w);
 }
@@ -227,13 +213,25 @@ static bool is_last(struct engine *e, struct peer *p, const struct message *m)
     return !p->broken;
 }
 
+/* The run whose last row, `row`, is still to be sampled. */
+static struct sched_run *run_sampling(struct sched_step *step, uint64_t row)
+{
+    for (uint32_t i = 0; i < step->n_runs; i++)
+        if (step->runs[i].wants_token && step->runs[i].row_first + step->runs[i].n_rows - 1 == row)
+            return &step->runs[i];
+    return NULL;
+}
+
 static void token_take(struct engine *e, struct peer *p, struct sched_step *step, uint32_t row,
                        int32_t id)
 {
     struct sched_seq *seq = NULL;
     struct error err = {0};
     uint64_t step_id = step->id;
-    if (scheduler_token(e->scheduler, step, row, id, &seq, &err) != 0)
+    const struct sched_run *run = run_sampling(step, row);
+    if (run != NULL && run->seq != NULL && !request_has_prob(run->seq->owner))
+        peer_break(p, EBB_EPEER, "TOK of step %" PRIu64 " without the PROB it owes", step_id);
+    else if (scheduler_token(e->scheduler, step, row, id, &seq, &err) != 0)
         peer_break(p, EBB_EPEER, "%s", err.text);
     else if (seq != NULL)
         request_token(e, seq->owner, id, step_id);
@@ -265,6 +263,11 @@ void steps_tokens(struct engine *e, struct peer *p, const struct message *m)
                    step->id);
 }
 
+static bool number_is_sound(const char *text, size_t n)
+{
+    return n > 0 && n <= 40 && strspn(text, "0123456789+-.einfa") >= n;
+}
+
 /* `id:logit,…`: ids in the vocabulary, decimals; at most n. */
 static bool top_is_sound(const char *top, uint32_t n_vocab, uint32_t n)
 {
@@ -277,7 +280,7 @@ static bool top_is_sound(const char *top, uint32_t n_vocab, uint32_t n)
             return false;
         top = end + 1;
         size_t n_number = strspn(top, "0123456789+-.einfa");
-        if (n_number == 0 || n_number > 40)
+        if (!number_is_sound(top, n_number))
             return false;
         top += n_number;
         if (*top == '\0')
@@ -311,6 +314,32 @@ void steps_logits(struct engine *e, struct peer *p, const struct message *m)
         return;
     }
     if (request_logits(e, run->seq->owner, run->pos + (uint32_t)row, top, step->id, &err) != 0)
+        peer_break(p, EBB_EPEER, "%s", err.text);
+}
+
+void steps_prob(struct engine *e, struct peer *p, const struct message *m)
+{
+    struct sched_step *step = is_last(e, p, m) ? step_named(e, p, m) : NULL;
+    const char *logprob = message_key(m, "logprob"), *top = message_key(m, "top");
+    struct error err = {0};
+    uint64_t row;
+    if (step == NULL)
+        return;
+    if (message_u64(m, "row", 0, step->n_rows - 1, &row, &err) != 0) {
+        peer_break(p, EBB_EPEER, "%s", err.text);
+        return;
+    }
+    struct sched_run *run = run_sampling(step, row);
+    if (run != NULL && run->seq == NULL)
+        return; /* it overran an end */
+    struct request *r = run != NULL ? run->seq->owner : NULL;
+    uint32_t n_vocab = e->model->geometry.n_vocab;
+    bool is_sound = r != NULL && r->sampling.has_logprobs && logprob != NULL &&
+                    number_is_sound(logprob, strlen(logprob)) &&
+                    (top == NULL || top_is_sound(top, n_vocab, (uint32_t)r->sampling.n_logprobs));
+    if (!is_sound)
+        peer_break(p, EBB_EPEER, "PROB of step %" PRIu64 " is not what was asked for", step->id);
+    else if (request_prob(r, logprob, top, &err) != 0)
         peer_break(p, EBB_EPEER, "%s", err.text);
 }
 

@@ -7,6 +7,7 @@ void steps_pump(struct engine *e); /* sends every order there is */
 void steps_ran(struct engine *e, struct peer *p, const struct message *m);
 void steps_tokens(struct engine *e, struct peer *p, const struct message *m);
 void steps_logits(struct engine *e, struct peer *p, const struct message *m);
+void steps_prob(struct engine *e, struct peer *p, const struct message *m);
 void steps_ordered(struct engine *e, struct peer *p, const struct message *m); /* FORKED, DROPPED */
 /* `ERR step:<epoch>.<step> …`: the step cannot run there; or `ERR fork:<seq> …`, `ERR drop:<seq>
  * …`. */

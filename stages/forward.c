@@ -169,6 +169,19 @@ int forward_layer(struct forward *f, const struct weights *w, const struct kv *k
     return p.rc;
 }
 
+/* The normaliser and the k largest logits of row r of a pass; sampling left the logits as they were. */
+static void logprobs(struct pass *p, size_t r, size_t k)
+{
+    struct forward *f = p->f;
+    size_t n_vocab = p->g->n_vocab;
+    LAUNCH(p, logprob, .logits = f->logits + r * n_vocab, .n_rows = 1, .n_vocab = n_vocab,
+           .ids = f->out.ids + r, .norms = f->out.norms + r, .chosen = f->out.chosen + r);
+    if (k > 0)
+        LAUNCH(p, top, .logits = f->logits + r * n_vocab, .n_rows = 1, .n_vocab = n_vocab, .k = k,
+               .ids = f->out.top_ids + r * FORWARD_TOP_MAX,
+               .values = f->out.top_values + r * FORWARD_TOP_MAX);
+}
+
 int forward_head(struct forward *f, const struct weights *w, size_t first, size_t n, size_t n_top,
                  struct exec_stream *s)
 {
@@ -189,6 +202,10 @@ int forward_head(struct forward *f, const struct weights *w, size_t first, size_
         LAUNCH(&p, sample, .logits = f->logits + r * n_vocab,
                .n_rows = n - r < FORWARD_SAMPLE_ROWS ? n - r : FORWARD_SAMPLE_ROWS,
                .n_vocab = n_vocab, .params = f->in.sample + first + r, .scratch = f->sample_scratch,
-               .ids = f->out.ids + r);
+               .ids = f->out.ids + r, .history = f->in.history,
+               .history_stride = f->shape.table_stride * KV_BLOCK_TOKENS, .biases = f->in.biases);
+    for (size_t r = 0; r < n; r++)
+        if (f->in.logprobs[first + r] >= 0)
+            logprobs(&p, r, (size_t)f->in.logprobs[first + r]);
     return p.rc;
 }

@@ -9,6 +9,7 @@
 
 #define FORWARD_TOP_MAX   1024
 #define FORWARD_HEAD_ROWS 64 /* rows of one pass through the head */
+#define FORWARD_BIAS_MAX  64 /* biased tokens of a sampled row */
 #define FORWARD_SAMPLE_ROWS                                                                        \
     4 /* rows that are sampled at once: each needs scratch for the whole vocabulary */
 
@@ -34,6 +35,9 @@ struct forward {
         int32_t *tables;                            /* [n_sequences][table_stride] */
         int32_t *head_index;          /* [n_rows]: the rows that go through the head, in passes */
         struct sample_params *sample; /* [n_rows], as head_index */
+        int32_t *logprobs;          /* alike: how many of the largest, < 0: no log-probabilities */
+        struct sample_bias *biases; /* [min(n_rows, n_sequences)][FORWARD_BIAS_MAX], last stage */
+        int32_t *history; /* [n_sequences][table_stride * KV_BLOCK_TOKENS], last stage: tokens */
         struct expert_address *addresses; /* [n_layers][n_experts] */
         double *inv_freq;                 /* [n_rot / 2] */
     } in;
@@ -43,6 +47,8 @@ struct forward {
         int32_t *ids;      /* [head_rows] sampled */
         int32_t *top_ids;  /* [head_rows][FORWARD_TOP_MAX] */
         float *top_values; /* alike */
+        double *norms;     /* [head_rows], where log-probabilities are wanted */
+        float *chosen;     /* alike: the sampled token's logit */
     } out;
 
     float *hidden; /* [n_rows][d_model]: what links carry */
@@ -63,6 +69,7 @@ int forward_begin(struct forward *f, const struct weights *w, size_t n_rows, boo
                   struct exec_stream *s);
 int forward_layer(struct forward *f, const struct weights *w, const struct kv *kv,
                   const struct model_layer *m, size_t layer, size_t n_rows, struct exec_stream *s);
-/* One pass: rows head_index[first .. first + n) to logits, then samples, or takes the n_top largest where n_top > 0. */
+/* One pass: rows head_index[first .. first + n) to logits, then samples (with log-probabilities where
+ * in.logprobs wants them: a row's largest then begin at its FORWARD_TOP_MAX entries), or takes the n_top largest where n_top > 0. */
 int forward_head(struct forward *f, const struct weights *w, size_t first, size_t n, size_t n_top,
                  struct exec_stream *s);

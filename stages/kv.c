@@ -179,6 +179,15 @@ int kv_drop(struct kv *kv, uint32_t id)
     return 0;
 }
 
+int kv_slot(const struct kv *kv, uint32_t id, uint32_t *slot)
+{
+    const struct kv_sequence *s = find(kv, id);
+    if (s == NULL)
+        return EBB_ENOENT;
+    *slot = (uint32_t)(s - kv->sequences);
+    return 0;
+}
+
 void kv_drop_all(struct kv *kv)
 {
     for (size_t i = 0; i < kv->shape.n_sequences; i++)

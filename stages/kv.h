@@ -51,7 +51,8 @@ int kv_extend(struct kv *kv, uint32_t id, uint32_t pos, uint32_t n, uint32_t *sl
               struct kv_copy *copies, size_t *n_copies, struct error *err);
 /* new shares the first n positions of old. EBB_ENOENT, EBB_EINVAL, EBB_EBUSY. */
 int kv_fork(struct kv *kv, uint32_t new_id, uint32_t old_id, uint32_t n, struct error *err);
-int kv_drop(struct kv *kv, uint32_t id); /* EBB_ENOENT */
+int kv_drop(struct kv *kv, uint32_t id);                       /* EBB_ENOENT */
+int kv_slot(const struct kv *kv, uint32_t id, uint32_t *slot); /* its row of tables; EBB_ENOENT */
 void kv_drop_all(struct kv *kv);
 size_t kv_n_sequences(const struct kv *kv);
 

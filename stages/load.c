@@ -141,7 +141,8 @@ static int open_compute(struct stage *s, struct error *err)
     if (rc == 0)
         rc = exec->stream_open(s->card, &s->compute, err);
     if (rc == 0)
-        rc = queue_open(&s->queue, rows, err);
+        rc = queue_open(&s->queue, rows, rows < s->load.n_sequences ? rows : s->load.n_sequences,
+                        err);
     return rc == 0 ? run_open(s, err) : rc;
 }
 

@@ -10,14 +10,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-int queue_open(struct queue *q, size_t rows_max, struct error *err)
+int queue_open(struct queue *q, size_t rows_max, size_t n_sampled_max, struct error *err)
 {
     memset(q, 0, sizeof *q);
     q->rows_max = rows_max;
+    q->n_sampled_max = n_sampled_max;
     for (size_t i = 0; i < QUEUE_MAX; i++) {
         q->items[i].runs = calloc(rows_max, sizeof *q->items[i].runs);
         q->items[i].tokens = calloc(rows_max, sizeof *q->items[i].tokens);
-        if (q->items[i].runs == NULL || q->items[i].tokens == NULL) {
+        q->items[i].biases = calloc(n_sampled_max * FORWARD_BIAS_MAX, sizeof *q->items[i].biases);
+        if (q->items[i].runs == NULL || q->items[i].tokens == NULL || q->items[i].biases == NULL) {
             queue_close(q);
             return error_set(err, EBB_ENOMEM, "no memory for a queue of %d steps of %zu rows",
                              QUEUE_MAX, rows_max);
@@ -31,6 +33,7 @@ void queue_close(struct queue *q)
     for (size_t i = 0; i < QUEUE_MAX; i++) {
         free(q->items[i].runs);
         free(q->items[i].tokens);
+        free(q->items[i].biases);
     }
     memset(q, 0, sizeof *q);
 }
@@ -64,7 +67,7 @@ static void item_begin(struct item *it, enum item_kind kind, uint32_t epoch, uin
     it->step = step;
     it->through = UINT32_MAX;
     it->cancelled = false;
-    it->n_runs = it->n_rows = 0;
+    it->n_runs = it->n_rows = it->n_biases = 0;
     it->broken.code = 0;
 }
 
@@ -163,27 +166,6 @@ static int optional(int rc)
     return rc == EBB_ENOENT ? 0 : rc;
 }
 
-static int read_sampling(const struct message *m, struct sample_params *p, struct error *err)
-{
-    double temperature = 0, top_p = 1, min_p = 0;
-    uint64_t top_k = 0, seed = 0;
-    int rc = optional(message_f64(m, "temperature", 0, 100, &temperature, err));
-    if (rc == 0)
-        rc = optional(message_f64(m, "top_p", 0, 1, &top_p, err));
-    if (rc == 0)
-        rc = optional(message_f64(m, "min_p", 0, 1, &min_p, err));
-    if (rc == 0)
-        rc = optional(message_u64(m, "top_k", 0, INT32_MAX, &top_k, err));
-    if (rc == 0)
-        rc = optional(message_u64(m, "seed", 0, UINT64_MAX, &seed, err));
-    *p = (struct sample_params){.temperature = (float)temperature,
-                                .top_p = (float)top_p,
-                                .min_p = (float)min_p,
-                                .top_k = (int32_t)top_k,
-                                .seed = seed};
-    return rc;
-}
-
 static int required(int rc, const char *key, struct error *err)
 {
     return rc == EBB_ENOENT ? error_set(err, EBB_EINVAL, "ROWS: wants %s=", key) : rc;
@@ -201,17 +183,22 @@ static int rows_add(struct stage *s, struct item *it, const struct message *m, s
         rc = required(EBB_ENOENT, "ids", err);
     if (rc == 0)
         rc = read_want(m, &fresh, err);
-    if (rc == 0)
-        rc = read_sampling(m, &fresh.sample, err);
     if (rc != 0)
         return rc;
     fresh.seq = (uint32_t)seq;
     fresh.pos = (uint32_t)pos;
     struct step_run *run = it->n_runs > 0 ? &it->runs[it->n_runs - 1] : NULL;
-    if (run != NULL && run->seq == seq && run->pos + run->n_rows == pos) {
+    bool goes_on = run != NULL && run->seq == seq && run->pos + run->n_rows == pos;
+    if (goes_on) /* what its last line says holds */
+        it->n_biases -= (size_t)run->sample.n_bias;
+    rc = sampling_read(s, it, &fresh, m, err);
+    if (rc != 0)
+        return rc;
+    if (goes_on) {
         run->want = fresh.want;
         run->n_top = fresh.n_top;
         run->sample = fresh.sample;
+        run->n_logprobs = fresh.n_logprobs;
     } else {
         if (it->n_runs == s->queue.rows_max)
             return error_set(err, EBB_ERANGE, "step %llu: at most %zu runs",

@@ -148,6 +148,8 @@ static void between_steps(struct stage *s, const struct item *it)
                        fork ? it->seq_new : it->seq_old);
         stage_refuse(s, tag, &err);
     } else {
+        if (fork)
+            history_fork(s, it->seq_new, it->seq_old, it->n_shared);
         line_begin(&w, s->line, sizeof s->line, fork ? "FORKED" : "DROPPED");
         line_bare_i64(&w, fork ? it->seq_new : it->seq_old);
         line_u64(&w, "kv_blocks_free", s->kv.n_free);
@@ -224,7 +226,7 @@ static void head_list(struct stage *s, const struct item *it)
         run->top_k = s->model->geometry.n_vocab;
     for (size_t i = 0; i < it->n_runs; i++)
         if (it->runs[i].want == WANT_LAST) {
-            f->in.sample[n] = it->runs[i].sample;
+            sampling_place(s, it, &it->runs[i], n);
             f->in.head_index[n++] = (int32_t)(it->runs[i].row_first + it->runs[i].n_rows - 1);
         }
     run->n_sample = n - run->n_top;
@@ -334,8 +336,10 @@ static void head_collect(struct stage *s)
         size_t entry = run->head_next + i;
         if (entry < run->n_top)
             say_logits(s, entry, i);
-        else
+        else {
             run->sampled_ids[entry - run->n_top] = s->forward.out.ids[i];
+            sampling_say(s, run->item, entry, i);
+        }
     }
     run->head_next += run->head_launched;
     run->head_launched = 0;
@@ -352,7 +356,7 @@ static void say_tokens(struct stage *s)
     if (run->n_sample > 0) {
         line_ids(&w, "rows", rows, run->n_sample);
         line_ids(&w, "ids", run->sampled_ids, run->n_sample);
-        for (size_t i = 0; is_first(s) && i < run->n_sample; i++)
+        for (size_t i = 0; i < run->n_sample; i++)
             sampled_remember(s, run->item->step, rows[i], run->sampled_ids[i]);
         if (!is_first(s))
             links_send_ids(s, run->item->step, rows, run->sampled_ids, run->n_sample);
@@ -406,6 +410,7 @@ static bool run_piece(struct stage *s)
         }
         if (!input_ready(s))
             return false;
+        history_take(s, run->item);
         run->phase = RUN_LAYERS;
         return true;
     case RUN_LAYERS:

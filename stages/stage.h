@@ -5,6 +5,7 @@
  * protocol, the links and the exec together. Work is launched from boundaries: moments when nothing is queued on the compute stream.
  * At a boundary uploads are published, VRAM commands served, links made anew, and then the next piece of work goes out.
  *
+ *   sampling.c  settings of a draw, histories, PROB
  *   stage.c   the loop and the program        load.c   LOAD, HELD, GO, RELEASE        links.c  LINK, tiles and ids
  *   queue.c   ROWS, STEP, FORK, DROP, CANCEL  run.c    executes the queue              vram.c   VRAM, STAT, LEDGER
  */
@@ -41,7 +42,8 @@ enum want { WANT_NONE, WANT_LAST, WANT_TOP };
 struct step_run {
     uint32_t seq, pos, row_first, n_rows, n_top;
     enum want want;
-    struct sample_params sample;
+    struct sample_params sample; /* bias_first: in the item's biases */
+    int32_t n_logprobs;          /* < 0: none wanted */
 };
 
 struct step_token { /* id >= 0, or the token sampled in `step` for `row` */
@@ -59,8 +61,10 @@ struct item {
     uint32_t through; /* last stage that runs it */
     bool cancelled;
     size_t n_runs, n_rows;
-    struct step_run *runs;               /* owned [rows_max] */
-    struct step_token *tokens;           /* owned [rows_max] */
+    struct step_run *runs;     /* owned [rows_max] */
+    struct step_token *tokens; /* owned [rows_max] */
+    size_t n_biases;
+    struct sample_bias *biases;          /* owned [n_sampled_max][FORWARD_BIAS_MAX] */
     struct error broken;                 /* what was wrong with a line of it */
     uint32_t seq_new, seq_old, n_shared; /* FORK; DROP uses seq_old */
 };
@@ -68,8 +72,8 @@ struct item {
 struct queue {
     struct item items[QUEUE_MAX]; /* a ring */
     size_t first, n_used;
-    bool building; /* items[first + n_used] takes ROWS */
-    size_t rows_max;
+    bool building;                  /* items[first + n_used] takes ROWS */
+    size_t rows_max, n_sampled_max; /* rows of a step; sampled ones of them */
 };
 
 enum run_phase { RUN_IDLE, RUN_INPUT, RUN_LAYERS, RUN_SENDING, RUN_HEAD };
@@ -184,7 +188,7 @@ void sampled_remember(struct stage *s, uint64_t step, int32_t row, int32_t id);
 bool sampled_find(const struct stage *s, uint64_t step, uint32_t row, int32_t *id);
 
 /* queue.c */
-int queue_open(struct queue *q, size_t rows_max, struct error *err);
+int queue_open(struct queue *q, size_t rows_max, size_t n_sampled_max, struct error *err);
 void queue_close(struct queue *q);
 void queue_clear(struct queue *q);
 void queue_rows(struct stage *s, const struct message *m);
@@ -194,6 +198,19 @@ void queue_fork(struct stage *s, const struct message *m);
 void queue_drop(struct stage *s, const struct message *m);
 struct item *queue_first(struct queue *q);
 void queue_pop(struct queue *q);
+
+/* sampling.c */
+/* How the run's last row is sampled, from its ROWS line; the biases go to the end of the item's. */
+int sampling_read(struct stage *s, struct item *it, struct step_run *run, const struct message *m,
+                  struct error *err);
+/* Last stage, when a step's input is here: its tokens join their sequences' histories. */
+void history_take(struct stage *s, struct item *it);
+void history_fork(struct stage *s, uint32_t seq_new, uint32_t seq_old, uint32_t n);
+/* Entry `entry` of head_index is sampled for this run. */
+void sampling_place(struct stage *s, const struct item *it, const struct step_run *run,
+                    size_t entry);
+/* Row `in_pass` of a pass through the head, entry `entry` of head_index: says its PROB if one was wanted. */
+void sampling_say(struct stage *s, const struct item *it, size_t entry, size_t in_pass);
 
 /* run.c */
 int run_open(struct stage *s, struct error *err);

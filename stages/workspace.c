@@ -28,6 +28,11 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
+static size_t smaller(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
 static void carve_in_and_out(struct forward *f, struct carver *c)
 {
     const struct forward_shape *s = &f->shape;
@@ -39,6 +44,7 @@ static void carve_in_and_out(struct forward *f, struct carver *c)
     f->in.tables = carve(c, s->n_sequences * s->table_stride, sizeof(int32_t));
     f->in.head_index = carve(c, rows, sizeof(int32_t));
     f->in.sample = carve(c, rows, sizeof(struct sample_params));
+    f->in.logprobs = carve(c, rows, sizeof(int32_t));
     f->in.addresses = carve(c, table, sizeof(struct expert_address));
     f->in.inv_freq = carve(c, g->n_rot / 2, sizeof(double));
     f->out.heat = carve(c, table, sizeof(uint32_t));
@@ -46,6 +52,13 @@ static void carve_in_and_out(struct forward *f, struct carver *c)
     f->out.ids = carve(c, f->head_rows, sizeof(int32_t));
     f->out.top_ids = carve(c, f->head_rows * FORWARD_TOP_MAX, sizeof(int32_t));
     f->out.top_values = carve(c, f->head_rows * FORWARD_TOP_MAX, sizeof(float));
+    if (!s->is_last)
+        return;
+    f->in.biases =
+        carve(c, smaller(rows, s->n_sequences) * FORWARD_BIAS_MAX, sizeof(struct sample_bias));
+    f->in.history = carve(c, s->n_sequences * s->table_stride * KV_BLOCK_TOKENS, sizeof(int32_t));
+    f->out.norms = carve(c, f->head_rows, sizeof(double));
+    f->out.chosen = carve(c, f->head_rows, sizeof(float));
 }
 
 static void carve_activations(struct forward *f, struct carver *c)

@@ -10,7 +10,12 @@ static void draw(struct card *card, const float *logits, size_t n_rows, size_t n
                  const struct sample_params *params, int32_t *ids)
 {
     void *scratch = bytes_of(set()->sample_scratch_bytes(n_rows, n_vocab));
-    struct sample_args args = {logits, n_rows, n_vocab, params, scratch, ids};
+    struct sample_args args = {.logits = logits,
+                               .n_rows = n_rows,
+                               .n_vocab = n_vocab,
+                               .params = params,
+                               .scratch = scratch,
+                               .ids = ids};
     cr_assert_eq(set()->sample(&args, card->stream), 0);
     card_wait(card);
     free(scratch);
@@ -119,7 +124,11 @@ Test(sample, top_k_top_p_and_min_p_keep_what_they_say)
     for (int i = 0; i < 5; i++)
         logits[i] = (float)log(p[i]);
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
-        struct sample_params params = {1, cases[c].top_p, cases[c].min_p, cases[c].top_k, 3, 0};
+        struct sample_params params = {.temperature = 1,
+                                       .top_p = cases[c].top_p,
+                                       .min_p = cases[c].min_p,
+                                       .top_k = cases[c].top_k,
+                                       .seed = 3};
         size_t counts[5];
         unsigned seen = 0;
         double sum = 0;
@@ -160,8 +169,9 @@ Test(sample, cuts_hold_over_a_large_vocabulary_with_negative_logits)
         while (mass < 0.1 * total)
             mass += exp(sorted[n_p++] - sorted[0]);
         for (int64_t position = 0; position < 150; position++) {
-            struct sample_params by_k = {1, 1, 0, K, 5, position},
-                                 by_p = {1, 0.1f, 0, 0, 5, position};
+            struct sample_params by_k = {.temperature = 1, .top_p = 1, .top_k = K, .seed = 5};
+            struct sample_params by_p = {.temperature = 1, .top_p = 0.1f, .seed = 5};
+            by_k.position = by_p.position = position;
             cr_assert_geq(logits[draw_one(&card, logits, N, by_k)], sorted[K - 1]);
             cr_assert_geq(logits[draw_one(&card, logits, N, by_p)], sorted[n_p]);
         }
@@ -178,7 +188,12 @@ Test(sample, a_row_is_drawn_alike_alone_and_in_company)
     struct sample_params params[N_ROWS];
     int32_t first[N_ROWS], ids[N_ROWS];
     for (int i = 0; i < N_ROWS; i++)
-        params[i] = (struct sample_params){i % 4 == 0 ? 0 : 1.3f, 0.9f, 0.01f, i % 3 * 20, 9, i};
+        params[i] = (struct sample_params){.temperature = i % 4 == 0 ? 0 : 1.3f,
+                                           .top_p = 0.9f,
+                                           .min_p = 0.01f,
+                                           .top_k = i % 3 * 20,
+                                           .seed = 9,
+                                           .position = i};
     for (int threads = 1; threads <= 3; threads++) {
         struct card card = card_open(threads);
         draw(&card, logits, N_ROWS, N, params, threads == 1 ? first : ids);
@@ -202,16 +217,178 @@ Test(sample, every_set_draws_the_same_tokens)
     struct sample_params params[N_ROWS];
     int32_t ids[3][N_ROWS];
     for (int i = 0; i < N_ROWS; i++)
-        params[i] = (struct sample_params){0.5f + (float)(i % 5), 0.95f, 0, i % 2 * 100, 10, i};
+        params[i] = (struct sample_params){.temperature = 0.5f + (float)(i % 5),
+                                           .top_p = 0.95f,
+                                           .top_k = i % 2 * 100,
+                                           .seed = 10,
+                                           .position = i};
     for (int s = 0; s < 3; s++) {
         const struct kernel_set *named = set_named(names[s]);
-        struct sample_args args = {logits, N_ROWS, N, params, scratch, ids[s]};
+        struct sample_args args = {.logits = logits,
+                                   .n_rows = N_ROWS,
+                                   .n_vocab = N,
+                                   .params = params,
+                                   .scratch = scratch,
+                                   .ids = ids[s]};
         cr_assert_eq((named != NULL ? named : set())->sample(&args, card.stream), 0);
         card_wait(&card);
     }
     cr_assert_eq(memcmp(ids[0], ids[1], sizeof ids[0]), 0);
     cr_assert_eq(memcmp(ids[0], ids[2], sizeof ids[0]), 0);
     free(logits), free(scratch);
+    card_close(&card);
+}
+
+enum { ADJUST_N = 700, ADJUST_ROWS = 32, ADJUST_HISTORY = 300 };
+
+/* Rows that differ in everything, over one history each. */
+struct adjusted {
+    float *logits;
+    int32_t *history;
+    struct sample_bias biases[ADJUST_ROWS * 3];
+    struct sample_params params[ADJUST_ROWS];
+};
+
+static struct adjusted adjusted_rows(void)
+{
+    uint64_t state = 46;
+    struct adjusted a = {.logits = values_of(ADJUST_ROWS * ADJUST_N, INPUT_RANDOM, &state)};
+    a.history = bytes_of(ADJUST_ROWS * ADJUST_HISTORY * sizeof *a.history);
+    for (int i = 0; i < ADJUST_ROWS * ADJUST_HISTORY; i++)
+        a.history[i] = (int32_t)(random_bits(&state) % (ADJUST_N + 20)) - 10;
+    for (int i = 0; i < ADJUST_ROWS * 3; i++)
+        a.biases[i] = (struct sample_bias){.id = i * 7 % ADJUST_N, .bias = (float)(i % 9) - 4};
+    for (int i = 0; i < ADJUST_ROWS; i++)
+        a.params[i] = (struct sample_params){.temperature = i % 2 == 0 ? 0 : 1.1f,
+                                             .top_p = 1,
+                                             .seed = 11,
+                                             .position = 200 + i,
+                                             .repetition = i % 4 == 1 ? 1 : 1.3f,
+                                             .frequency = i % 3 == 0 ? 0 : 0.3f,
+                                             .presence = i % 5 == 0 ? 0 : -0.2f,
+                                             .n_repeat = i * 13,
+                                             .n_prompt = i * 9,
+                                             .history_row = ADJUST_ROWS - 1 - i,
+                                             .bias_first = 3 * i,
+                                             .n_bias = i % 4};
+    return a;
+}
+
+/* What kernels.h says, token by token. */
+static void adjust_plainly(const struct adjusted *a, int row, float *logits)
+{
+    const struct sample_params *p = &a->params[row];
+    const int32_t *history = a->history + p->history_row * ADJUST_HISTORY;
+    for (int32_t id = 0; id < ADJUST_N; id++) {
+        float times = 0, l = a->logits[row * ADJUST_N + id];
+        bool is_recent = false;
+        for (int64_t i = 0; i < p->position; i++) {
+            times += i >= p->n_prompt && history[i] == id ? 1 : 0;
+            is_recent = is_recent || (i >= p->position - p->n_repeat && history[i] == id);
+        }
+        if (is_recent)
+            l = l > 0 ? l / p->repetition : l * p->repetition;
+        float taken = p->frequency * times;
+        l = l - taken;
+        l = times > 0 ? l - p->presence : l;
+        for (int32_t i = 0; i < p->n_bias; i++)
+            l = a->biases[p->bias_first + i].id == id ? l + a->biases[p->bias_first + i].bias : l;
+        logits[id] = l;
+    }
+}
+
+Test(sample, penalties_and_biases_draw_as_from_logits_adjusted_by_hand_in_every_set)
+{
+    static const char *const names[] = {"reference", "avx2", "float"};
+    struct card card = card_open(2);
+    struct adjusted a = adjusted_rows();
+    float *by_hand = bytes_of(ADJUST_N * sizeof *by_hand);
+    float *before = bytes_of(ADJUST_ROWS * ADJUST_N * sizeof *before);
+    void *scratch = bytes_of(set()->sample_scratch_bytes(ADJUST_ROWS, ADJUST_N));
+    memcpy(before, a.logits, ADJUST_ROWS * ADJUST_N * sizeof *before);
+    for (int s = 0; s < 3; s++) {
+        const struct kernel_set *named = set_named(names[s]);
+        int32_t ids[ADJUST_ROWS];
+        int n_moved = 0;
+        struct sample_args args = {.logits = a.logits,
+                                   .n_rows = ADJUST_ROWS,
+                                   .n_vocab = ADJUST_N,
+                                   .params = a.params,
+                                   .scratch = scratch,
+                                   .ids = ids,
+                                   .history = a.history,
+                                   .history_stride = ADJUST_HISTORY,
+                                   .biases = a.biases};
+        cr_assert_eq((named != NULL ? named : set())->sample(&args, card.stream), 0);
+        card_wait(&card);
+        for (int r = 0; r < ADJUST_ROWS; r++) {
+            const struct sample_params *p = &a.params[r];
+            struct sample_params plain = {.temperature = p->temperature,
+                                          .top_p = 1,
+                                          .seed = p->seed,
+                                          .position = p->position};
+            adjust_plainly(&a, r, by_hand);
+            cr_assert_eq(ids[r], draw_one(&card, by_hand, ADJUST_N, plain), "%s row %d", names[s],
+                         r);
+            n_moved += ids[r] != draw_one(&card, a.logits + r * ADJUST_N, ADJUST_N, plain);
+        }
+        cr_assert_gt(n_moved, 0, "the settings did nothing");
+    }
+    cr_assert_eq(memcmp(before, a.logits, ADJUST_ROWS * ADJUST_N * sizeof *before), 0,
+                 "the logits are to be left for log-probabilities");
+    free(by_hand), free(before), free(scratch), free(a.logits), free(a.history);
+    card_close(&card);
+}
+
+Test(sample, neutral_penalties_draw_the_same_and_read_no_history)
+{
+    enum { N = 500 };
+    uint64_t state = 47;
+    struct card card = card_open(1);
+    float *logits = values_of(N, INPUT_RANDOM, &state);
+    for (int64_t position = 0; position < 50; position++) {
+        struct sample_params plain = {
+            .temperature = position % 2 == 0 ? 0 : 0.9f, .top_p = 0.9f, .position = position};
+        struct sample_params neutral = plain, none = plain;
+        neutral.repetition = 1, neutral.n_repeat = 64;
+        none.repetition = 2; /* over a window of nothing */
+        int32_t id = draw_one(&card, logits, N, plain);
+        cr_assert_eq(draw_one(&card, logits, N, neutral), id);
+        cr_assert_eq(draw_one(&card, logits, N, none), id);
+    }
+    free(logits);
+    card_close(&card);
+}
+
+Test(logprob, is_the_log_of_the_softmax_and_the_same_in_every_set)
+{
+    enum { N = 3001, ROWS = 3 };
+    static const char *const names[] = {"reference", "avx2", "float"};
+    uint64_t state = 48;
+    struct card card = card_open(2);
+    float *logits = values_of(ROWS * N, INPUT_RANDOM, &state);
+    int32_t ids[ROWS] = {5, 0, N - 1};
+    double norms[3][ROWS];
+    float chosen[ROWS];
+    logits[N] = NAN;
+    logits[N + 1] = -INFINITY;
+    ids[1] = 1;
+    for (int s = 0; s < 3; s++) {
+        const struct kernel_set *named = set_named(names[s]);
+        struct logprob_args args = {logits, ROWS, N, ids, norms[s], chosen};
+        cr_assert_eq((named != NULL ? named : set())->logprob(&args, card.stream), 0);
+        card_wait(&card);
+    }
+    for (int r = 0; r < ROWS; r++) {
+        double sum = 0;
+        for (int i = 0; i < N; i++)
+            sum += isnan(logits[r * N + i]) ? 0 : exp((double)logits[r * N + i]);
+        cr_assert_float_eq(norms[0][r], log(sum), 1e-6);
+        cr_assert_eq(chosen[r], logits[r * N + ids[r]]);
+    }
+    cr_assert_eq(memcmp(norms[0], norms[1], sizeof norms[0]), 0);
+    cr_assert_eq(memcmp(norms[0], norms[2], sizeof norms[0]), 0);
+    free(logits);
     card_close(&card);
 }
 

@@ -213,7 +213,8 @@ static const struct {
     {DIALECT_STAGE, "STEP epoch=1 step=1", EBB_EINVAL, "rows="},
     {DIALECT_STAGE, "FORK 1 2", EBB_EINVAL, "<new> <old> <n>"},
     {DIALECT_CONTROL, "VRAM 1 for=5", EBB_EUNSUPPORTED, "for="},
-    {DIALECT_CONTROL, "GEN a1 5 logprobs=1", EBB_EUNSUPPORTED, "logprobs="},
+    {DIALECT_CONTROL, "GEN a1 5 repeat_penalty=1", EBB_EUNKNOWN_KEY, "repetition_penalty="},
+    {DIALECT_CONTROL, "GEN a1 5 logit_bias=1:1 logit_bias=2:1", EBB_EINVAL, "twice"},
     {DIALECT_CONTROL, "LEASES", EBB_EUNSUPPORTED, "LEASES"},
     {DIALECT_CONTROL, "PING \x01", EBB_EINVAL, "byte 5"},
 };

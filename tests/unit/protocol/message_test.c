@@ -371,3 +371,46 @@ Test(value, ids_are_numbers_between_commas)
         cr_assert(n == cases[i].n && rc == cases[i].rc, "\"%s\": %d ids, %d", cases[i].text, n, rc);
     }
 }
+
+Test(message, biases_are_read_within_their_bounds)
+{
+    static const struct {
+        const char *list, *says;
+        int rc;
+    } refused[] = {
+        {"", "<id>:<number>", EBB_EINVAL},      {"5", "<id>:<number>", EBB_EINVAL},
+        {"5:", "<id>:<number>", EBB_EINVAL},    {":5", "<id>:<number>", EBB_EINVAL},
+        {"5:1,", "<id>:<number>", EBB_EINVAL},  {"5:1,,6:1", "<id>:<number>", EBB_EINVAL},
+        {"5:inf", "<id>:<number>", EBB_EINVAL}, {"5:0x1", "<id>:<number>", EBB_EINVAL},
+        {"-5:1", "<id>:<number>", EBB_EINVAL},  {"5:1:2", "<id>:<number>", EBB_EINVAL},
+        {"10:1", "0 to 9", EBB_ERANGE},         {"99999999999999999999:1", "0 to 9", EBB_ERANGE},
+        {"5:100.5", "-100 to 100", EBB_ERANGE}, {"5:-1e9", "-100 to 100", EBB_ERANGE},
+        {"5:1,6:2,5:3", "5 twice", EBB_EINVAL},
+    };
+    struct logit_bias biases[LOGIT_BIAS_MAX];
+    struct error why;
+    size_t n;
+    cr_assert_eq(biases_read("5:-1.5,9:100,0:-1e2", 9, biases, &n, &why), 0, "%s", why.text);
+    cr_assert_eq(n, 3);
+    cr_assert(biases[0].id == 5 && biases[0].bias == -1.5f);
+    cr_assert(biases[2].id == 0 && biases[2].bias == -100.0f);
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        cr_assert_eq(biases_read(refused[i].list, 9, biases, &n, &why), refused[i].rc, "%s: %s",
+                     refused[i].list, why.text);
+        cr_assert_not_null(strstr(why.text, refused[i].says), "%s", why.text);
+    }
+}
+
+Test(message, a_list_of_biases_holds_64_and_no_more)
+{
+    struct logit_bias biases[LOGIT_BIAS_MAX];
+    struct error why;
+    char list[1024] = "0:1";
+    size_t n;
+    for (int i = 1; i < LOGIT_BIAS_MAX; i++)
+        (void)snprintf(list + strlen(list), sizeof list - strlen(list), ",%d:1", i);
+    cr_assert_eq(biases_read(list, 1000, biases, &n, &why), 0, "%s", why.text);
+    cr_assert_eq(n, LOGIT_BIAS_MAX);
+    strcat(list, ",64:1");
+    cr_assert_eq(biases_read(list, 1000, biases, &n, &why), EBB_ERANGE);
+}

@@ -56,6 +56,10 @@ static bool settings_are_same(const struct settings *a, const struct settings *b
            a->on_eof == b->on_eof && a->stage_attempts == b->stage_attempts &&
            a->max_new == b->max_new && a->temperature == b->temperature && a->top_p == b->top_p &&
            a->min_p == b->min_p && a->top_k == b->top_k && a->seed == b->seed &&
+           a->repeat_penalty == b->repeat_penalty && a->repeat_last_n == b->repeat_last_n &&
+           a->frequency_penalty == b->frequency_penalty &&
+           a->presence_penalty == b->presence_penalty &&
+           text_is_same(a->logit_bias, b->logit_bias) && text_is_same(a->logprobs, b->logprobs) &&
            a->ignore_eos == b->ignore_eos && text_is_same(a->output, b->output) &&
            text_is_same(a->prompt, b->prompt) && text_is_same(a->prompt_file, b->prompt_file) &&
            a->chat == b->chat && text_is_same(a->ids, b->ids) &&
@@ -97,6 +101,12 @@ static const struct round_trip {
     ROW("min-p", "5e-2", F64, min_p),
     ROW("top-k", "40", U32, top_k),
     ROW("seed", "18446744073709551615", U64, seed),
+    ROW("repeat-penalty", "1.1", F64, repeat_penalty),
+    ROW("repeat-last-n", "256", U32, repeat_last_n),
+    ROW("frequency-penalty", "-0.5", F64, frequency_penalty),
+    ROW("presence-penalty", "1.5", F64, presence_penalty),
+    ROW("logit-bias", "5:-100,7:1.5", TEXT, logit_bias),
+    ROW("logprobs", "20", TEXT, logprobs),
     ROW("ignore-eos", "true", BOOL, ignore_eos),
     ROW("output", "jsonl", TEXT, output),
     ROW("file", "-", TEXT, prompt_file),
@@ -230,12 +240,24 @@ Test(settings, defaults_are_those_of_the_contract)
     cr_expect_eq(s.top_p, 1.0);
     cr_expect_eq(s.min_p, 0.0);
     cr_expect_eq(s.top_k, 0);
+    cr_expect_eq(s.repeat_penalty, 1.0);
+    cr_expect_eq(s.repeat_last_n, 64);
+    cr_expect_null(s.logit_bias);
+    cr_expect_null(s.logprobs);
     cr_expect_str_eq(s.output, "text");
     settings_free(&s);
 }
 
 Test(settings, ranges_are_held_and_told)
 {
+    REFUSES(EBB_ERANGE, "--repeat-penalty: wanted a number from 0.01 to 100, got '0'",
+            "--repeat-penalty", "0");
+    REFUSES(EBB_ERANGE, "--frequency-penalty: wanted a number from -2 to 2, got '2.5'",
+            "--frequency-penalty", "2.5");
+    REFUSES(EBB_ERANGE, "--logprobs: wanted a whole number from 0 to 20, got '21'", "--logprobs",
+            "21");
+    REFUSES(EBB_EINVAL, "--logit-bias: wanted biases like 5:-1.5,7:2, got '5'", "--logit-bias",
+            "5");
     REFUSES(EBB_ERANGE, "--parallel: wanted a whole number from 1 to 1024, got '0'", "--parallel",
             "0");
     REFUSES(EBB_ERANGE, "got '4294967296'", "--threads", "4294967296");
