@@ -8,6 +8,7 @@ import struct
 import unittest
 
 from ebbtide import EbbtideTest, golden, ids_text
+from stage import Stage, rows
 
 SHORT = "Call me Ishmael."
 PENALTIES = {"repetition_penalty": "1.3", "repeat_last_n": 20, "frequency_penalty": "0.4", "presence_penalty": "0.25",
@@ -213,6 +214,34 @@ class Sampling(EbbtideTest):
         self.assertEqual([e["top"] for e in tokens], [top for _, top in wanted[1]])
         for e, (logprob, _) in zip(tokens, wanted[1]):
             self.assertAlmostEqual(e["logprob"], float(logprob), places=6)
+
+
+class History(EbbtideTest):
+    """A stage by hand: the tokens that penalties look back on, where a sequence is forked, cut back or begun anew."""
+
+    def draw(self, step, seq, pos, ids, epoch=0):
+        self.stage.send(rows(step, seq, pos, ids_text(ids), epoch=epoch, want="last", repetition_penalty=5,
+                             repeat_last_n=6, frequency_penalty=2, presence_penalty=2, prompt=4))
+        told = self.stage.after(f"STEP epoch={epoch} step={step} rows={len(ids)}", "TOK")
+        self.assertEqual(told.verb, "TOK", told.raw)
+        return told["ids"]
+
+    def test_it_goes_the_way_of_the_kv(self):
+        self.stage = Stage(self, 0)
+        self.assertEqual(self.stage.load(sequences=4).verb, "HELD")
+        self.stage.after("GO", "LOADED")
+        common, ends = golden()[1]["prompt_ids"][:5], ([7, 9, 11], [20, 21, 22, 23])
+        plain = [self.draw(i, 0, 0, common + end) for i, end in enumerate(ends)]
+        ends = [[token] + end for token, end in zip(plain, ends)]  # what would be drawn counts, so it matters
+        fresh = [self.draw(2 + i, 0, 0, common + end) for i, end in enumerate(ends)]
+        self.assertNotEqual(fresh[0], fresh[1])
+        self.draw(4, 1, 0, common + ends[1])
+        self.assertEqual(self.draw(5, 1, len(common), ends[0]), fresh[0], "cut back")
+        self.assertEqual(self.stage.after(f"FORK 2 1 {len(common)}", "FORKED").verb, "FORKED")
+        self.assertEqual(self.draw(6, 2, len(common), ends[1]), fresh[1], "forked")
+        self.assertEqual(self.draw(7, 1, len(common), ends[0]), fresh[0], "the one forked from")
+        self.stage.after("DROP 1", "DROPPED")
+        self.assertEqual(self.draw(8, 3, 0, common + ends[0]), fresh[0], "in the place of a dropped one")
 
 
 if __name__ == "__main__":
