@@ -133,6 +133,16 @@ Test(failure, a_silent_stage_holds_up_nobody_else)
     cr_assert_eq(bench_end(&b), 0);
 }
 
+Test(failure, a_stage_that_tells_no_probability_where_one_was_wanted_is_broken)
+{
+    bench_init(&b, 2, "");
+    bench_start(&b);
+    bench_generate(&b, "x", 5, 100, 10, prompts[0], "logprobs=2");
+    size_t at = bench_wait(&b, 0, "DONE x error ");
+    cr_assert_not_null(strstr(b.lines[at], "PROB"), "%s", b.lines[at]);
+    cr_assert_eq(bench_end(&b), 0);
+}
+
 Test(failure, a_plan_that_does_not_fit_is_made_again_smaller)
 {
     bench_init(&b, 2, "--only cpu:1 --refuse-loads 2");
