@@ -150,7 +150,7 @@ int channel_flush(struct channel *c)
             return 0;
         } else if (errno != EINTR) {
             c->queue_start = c->queue_end = 0;
-            return EBB_EGONE;
+            return errno == EPIPE || errno == ECONNRESET ? EBB_EGONE : EBB_EIO;
         }
     }
     c->queue_start = c->queue_end = 0;

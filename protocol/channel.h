@@ -38,7 +38,8 @@ enum line_status channel_next(struct channel *c, char **line, size_t *n_bytes);
 /* Queues a whole line (with its LF) and writes what goes at once. EBB_EGONE: queue full or the peer
  * is gone. EBB_EINVAL (no LF at its end) and EBB_ELINE_TOO_LONG queue nothing; EBB_ENOMEM. */
 int channel_send(struct channel *c, const char *line, size_t n_bytes);
-int channel_flush(struct channel *c); /* 0 (some may remain), EBB_EGONE (the queue is emptied) */
+/* 0 (some may remain), EBB_EGONE or, where writing failed in another way, EBB_EIO (the queue is emptied) */
+int channel_flush(struct channel *c);
 static inline bool channel_wants_write(const struct channel *c)
 {
     return c->queue_end > c->queue_start;

@@ -73,7 +73,7 @@ static struct card_command *command_add(struct engine *e, struct connection *c,
         return NULL;
     k->lines = calloc(e->n_peers, sizeof *k->lines);
     if (k->lines == NULL)
-        c->lost = true;
+        connection_lose(c, EBB_ENOMEM);
     return k->lines != NULL ? k : NULL;
 }
 

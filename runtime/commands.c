@@ -106,8 +106,10 @@ bool command_settings(const struct command *c, struct settings *s, int argc, cha
     int code;
     while (c->groups[n_groups] != NULL)
         n_groups++;
-    settings_default(s);
-    code = settings_parse_groups(s, c->groups, n_groups, argc, argv, bare, n_bare, &err);
+    if (settings_default(s) != 0)
+        code = error_set(&err, EBB_ENOMEM, "no memory for the settings");
+    else
+        code = settings_parse_groups(s, c->groups, n_groups, argc, argv, bare, n_bare, &err);
     if (code == 0 && s->help) {
         command_help(stdout, c);
         *status = STATUS_DONE;
@@ -115,7 +117,11 @@ bool command_settings(const struct command *c, struct settings *s, int argc, cha
     }
     if (code == 0 && s->model == NULL && !c->without_model && command_has_group(c, "engine"))
         code = error_set(&err, EBB_EINVAL, "a model is needed: -m FILE.gguf");
-    if (code != 0)
+    if (code == EBB_ENOMEM) {
+        fprintf(stderr, "ebbtide: %s\n", err.text);
+        *status = STATUS_FAILED;
+    } else if (code != 0) {
         *status = command_misused(c, err.text);
+    }
     return code == 0;
 }

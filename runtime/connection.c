@@ -33,10 +33,19 @@ int connection_add(struct engine *e, int fd_in, int fd_out, bool is_controller,
     return 0;
 }
 
+void connection_lose(struct connection *c, int why)
+{
+    if (!c->lost)
+        c->why_lost = why;
+    c->lost = true;
+}
+
+/* A line that could not be kept would leave a hole in the answers: the connection ends instead. */
 void connection_event(struct connection *c, const char *line, size_t n_bytes)
 {
-    if (!c->lost && channel_send(&c->channel, line, n_bytes) == EBB_EGONE)
-        c->lost = true;
+    int code = c->lost ? 0 : channel_send(&c->channel, line, n_bytes);
+    if (code == EBB_EGONE || code == EBB_EIO || code == EBB_ENOMEM)
+        connection_lose(c, code);
 }
 
 static void text_out(struct connection *c, const char *text)
@@ -95,7 +104,7 @@ struct card_command *reply_add(struct engine *e, struct connection *c, enum repl
     struct card_command *k = calloc(1, sizeof *k);
     (void)e;
     if (k == NULL) {
-        c->lost = true;
+        connection_lose(c, EBB_ENOMEM);
         return NULL;
     }
     k->connection = c;
@@ -153,7 +162,7 @@ static bool replies_step(struct engine *e, struct connection *c)
             if (k->text != NULL)
                 text_out(c, k->text);
             else
-                c->lost = true;
+                connection_lose(c, EBB_ENOMEM);
             reply_remove(e, c, before, k);
             return true;
         }
@@ -286,7 +295,7 @@ void connection_readable(struct engine *e, struct connection *c)
     struct error err = {0};
     int code = channel_read(&c->channel, &err);
     if (code == EBB_EIO)
-        c->lost = true;
+        connection_lose(c, code);
     lines_serve(e, c);
 }
 
@@ -309,6 +318,19 @@ void connection_free(struct engine *e, struct connection *c)
     free(c);
 }
 
+/* A controller that went is an end like any other; one that could not be served is a failure. */
+static void controller_lost(struct engine *e, const struct connection *c)
+{
+    struct error err;
+    e->ending = e->cancelled = true;
+    if (c->why_lost == EBB_EGONE)
+        return;
+    (void)error_set(&err, c->why_lost, "the controller's connection cannot go on: %s",
+                    c->why_lost == EBB_ENOMEM ? "no memory for a line"
+                                              : "reading or writing failed");
+    engine_fail(e, &err);
+}
+
 void connections_reap(struct engine *e)
 {
     for (struct connection *c = e->connections, *next; c != NULL; c = next) {
@@ -319,7 +341,7 @@ void connections_reap(struct engine *e)
         for (struct request *r = c->requests; r != NULL && !busy; r = r->next)
             busy = request_is_active(r);
         if (c->lost && c->is_controller)
-            e->ending = e->cancelled = true;
+            controller_lost(e, c);
         if (c->lost || (c->quitting && !busy && !c->is_controller))
             connection_free(e, c);
     }

@@ -14,6 +14,9 @@ void connection_readable(struct engine *e, struct connection *c);
 void connections_reap(struct engine *e); /* lost ones, and those that have said all they had to */
 void connection_free(struct engine *e, struct connection *c);
 
+/* Nothing goes in or out any more; it is closed at the end of the turn. The first reason wins. */
+void connection_lose(struct connection *c, int why);
+
 void connection_event(struct connection *c, const char *line, size_t n_bytes);
 
 /* A new answer at the end of the order. NULL: no memory (the connection is lost then). */

@@ -111,10 +111,11 @@ static void serve_connection(struct engine *e, struct connection *c, const struc
     bool reads = (fd[0].events & POLLIN) != 0;
     if (reads && (fd[0].revents & (POLLIN | POLLHUP | POLLERR)) != 0)
         connection_readable(e, c);
-    if ((out & POLLOUT) != 0 && channel_flush(&c->channel) != 0)
-        c->lost = true;
+    int code = (out & POLLOUT) != 0 ? channel_flush(&c->channel) : 0;
+    if (code != 0)
+        connection_lose(c, code);
     if ((out & POLLERR) != 0 || (one && (out & POLLHUP) != 0 && (c->channel.at_end || !reads)))
-        c->lost = true;
+        connection_lose(c, EBB_EGONE);
 }
 
 static int poll_timeout(const struct engine *e)
@@ -211,6 +212,7 @@ int engine_loop(struct engine *e, struct error *err)
 {
     while (!e->failed && !has_ended(e))
         engine_turn(e);
+    connections_reap(e); /* the last lines may have been the ones that could not be written */
     if (e->failed && err != NULL)
         *err = e->failure;
     return e->failed ? e->failure.code : 0;

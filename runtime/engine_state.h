@@ -154,6 +154,7 @@ struct connection {
     struct connection *next;
     struct channel channel;
     bool is_controller, lost;
+    int why_lost;   /* EBB_EGONE: the other side went or does not read; else what failed here */
     bool quitting;  /* no more input is taken */
     bool held_back; /* lines wait until answers are out */
     struct request *requests;

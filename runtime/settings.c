@@ -22,17 +22,19 @@ static bool owns_text(const struct setting *row)
     return row->type == SETTING_TEXT || row->type == SETTING_CHOICE;
 }
 
-void settings_default(struct settings *s)
+int settings_default(struct settings *s)
 {
     struct draft d = {.s = s};
     char name[32];
+    int code = 0;
     memset(s, 0, sizeof *s);
     for (size_t i = 0; i < n_settings; i++)
         if (settings_table[i].default_value != NULL)
-            (void)draft_set(&d, &settings_table[i], settings_table[i].default_value, NULL);
-    (void)draft_settle(&d, NULL);
+            code |= draft_set(&d, &settings_table[i], settings_table[i].default_value, NULL);
+    code |= draft_settle(&d, NULL);
     (void)snprintf(name, sizeof name, "ebbtide-%ld", (long)getpid());
     s->name = strdup(name);
+    return code == 0 && s->name != NULL ? 0 : EBB_ENOMEM;
 }
 
 void settings_free(struct settings *s)

@@ -83,7 +83,8 @@ struct settings {
     bool help; /* -h/--help was met: parsing ended there, nothing else counts */
 };
 
-void settings_default(struct settings *s);
+/* 0, EBB_ENOMEM: some default is missing. To be freed in any case. */
+int settings_default(struct settings *s);
 void settings_free(struct settings *s);
 /* Reads flags (both `--key value` and `--key=value`), the file of --config before them. Bare arguments are left in argv order through bare[] (argc entries).
  * EBB_EINVAL, EBB_ERANGE, EBB_EUNKNOWN_KEY (names the nearest). */
