@@ -1,8 +1,8 @@
 /* tools/bench/engine.c - starts `ebbtide serve`, waits for its lines, ends it.
  *
  * The child gets two pipes and our stderr. Its end comes from the end of its input; one that does not end in time is
- * killed. Prompts are ids drawn from the lower half of the vocabulary bytes (ids 0..255), new ones for every request, so
- * that nothing could be reused from a former one.
+ * killed. Prompts are random ids below 256, which every vocabulary has, and new for every request, so that nothing could be
+ * reused from a former one.
  */
 #include "tools/bench/engine.h"
 
