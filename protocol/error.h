@@ -28,8 +28,8 @@ enum error_code {
     EBB_EUNKNOWN_VERB = -13,
     EBB_EUNKNOWN_KEY = -14,
     EBB_ELINE_TOO_LONG = -15,
-    EBB_EGONE = -16,       /* the tag or the connection has ended */
-    EBB_EMISMATCH = -17,   /* version, fingerprint, layer range or epoch differ */
+    EBB_EGONE = -16,     /* the tag or the connection has ended */
+    EBB_EMISMATCH = -17, /* version, fingerprint, layer range or epoch differ */
 };
 
 struct error {
@@ -64,7 +64,8 @@ static inline const char *error_code_name(int code)
 }
 
 /* Fills err (which may be NULL) and returns code, so that `return error_set(err, EBB_EINVAL, "…")` reads as one act. */
-__attribute__((format(printf, 3, 4))) static inline int error_set(struct error *err, int code, const char *format, ...)
+__attribute__((format(printf, 3, 4))) static inline int error_set(struct error *err, int code,
+                                                                  const char *format, ...)
 {
     if (err != NULL) {
         va_list args;

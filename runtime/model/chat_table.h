@@ -25,26 +25,26 @@ struct chat_template {
     const char *begin;                /* before the first turn, behind BOS; NULL: nothing */
     struct chat_around {
         const char *before, *after;
-    } turns[CHAT_ROLES]; /* system, user, assistant, tool */
-    const char *answer;  /* the opening of the assistant's */
-    bool begins_with_bos;   /* whatever the vocabulary's habit; else by that */
-    bool bos_in_turns;      /* BOS stands in the turns: none before them */
-    bool system_opens_user; /* the system prompt is the beginning of the user's turn */
-    bool trims;             /* blanks around a content go */
-    bool marks_strip;       /* of a SentencePiece vocabulary: marks take the blanks behind them */
+    } turns[CHAT_ROLES];     /* system, user, assistant, tool */
+    const char *answer;      /* the opening of the assistant's */
+    bool begins_with_bos;    /* whatever the vocabulary's habit; else by that */
+    bool bos_in_turns;       /* BOS stands in the turns: none before them */
+    bool system_opens_user;  /* the system prompt is the beginning of the user's turn */
+    bool trims;              /* blanks around a content go */
+    bool marks_strip;        /* of a SentencePiece vocabulary: marks take the blanks behind them */
     bool has_default_system; /* where the template's text has one, it is put when no other is */
 };
 
-#define IM(role)     MARK("<|im_start|>") role "\n", MARK("<|im_end|>") "\n"
-#define HEADER(role) MARK("<|start_header_id|>") role MARK("<|end_header_id|>") "\n\n"
-#define PHI(role)    MARK("<|" role "|>") "\n", MARK("<|end|>") "\n"
-#define PHI_4M(role) MARK("<|" role "|>"), MARK("<|end|>")
-#define ZEPHYR(role) "<|" role "|>\n", EOS "\n"
-#define ROLE(role)   MARK("<|start_of_role|>") role MARK("<|end_of_role|>")
+#define IM(role)      MARK("<|im_start|>") role "\n", MARK("<|im_end|>") "\n"
+#define HEADER(role)  MARK("<|start_header_id|>") role MARK("<|end_header_id|>") "\n\n"
+#define PHI(role)     MARK("<|" role "|>") "\n", MARK("<|end|>") "\n"
+#define PHI_4M(role)  MARK("<|" role "|>"), MARK("<|end|>")
+#define ZEPHYR(role)  "<|" role "|>\n", EOS "\n"
+#define ROLE(role)    MARK("<|start_of_role|>") role MARK("<|end_of_role|>")
 #define GRANITE(role) ROLE(role), MARK("<|end_of_text|>") "\n"
-#define SEP(role)    MARK("<|im_start|>") role MARK("<|im_sep|>")
-#define INST         MARK("[INST]")
-#define INST_END     MARK("[/INST]")
+#define SEP(role)     MARK("<|im_start|>") role MARK("<|im_sep|>")
+#define INST          MARK("[INST]")
+#define INST_END      MARK("[/INST]")
 
 /* clang-format off */
 static const struct chat_template chat_templates[] = {

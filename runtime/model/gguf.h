@@ -12,8 +12,19 @@
 #include "protocol/error.h"
 
 enum gguf_type {
-    GGUF_U8, GGUF_I8, GGUF_U16, GGUF_I16, GGUF_U32, GGUF_I32, GGUF_F32, GGUF_BOOL, GGUF_STRING, GGUF_ARRAY, GGUF_U64,
-    GGUF_I64, GGUF_F64
+    GGUF_U8,
+    GGUF_I8,
+    GGUF_U16,
+    GGUF_I16,
+    GGUF_U32,
+    GGUF_I32,
+    GGUF_F32,
+    GGUF_BOOL,
+    GGUF_STRING,
+    GGUF_ARRAY,
+    GGUF_U64,
+    GGUF_I64,
+    GGUF_F64
 };
 
 struct gguf_string {
@@ -49,18 +60,21 @@ void gguf_close(struct gguf *g);
 const char *gguf_path(const struct gguf *g);
 size_t gguf_n_parts(const struct gguf *g);
 size_t gguf_file_bytes(const struct gguf *g); /* of all parts */
-size_t gguf_data_offset(const struct gguf *g); /* of the first part: bytes of header, metadata and table, padded */
+size_t gguf_data_offset(
+    const struct gguf *g); /* of the first part: bytes of header, metadata and table, padded */
 uint64_t gguf_fingerprint(const struct gguf *g);
 
 const struct gguf_value *gguf_find(const struct gguf *g, const char *key); /* NULL: no such key */
 const struct gguf_tensor *gguf_tensor_find(const struct gguf *g, const char *name);
 size_t gguf_n_tensors(const struct gguf *g);
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, size_t i);
-const char *gguf_tensor_path(const struct gguf *g, const struct gguf_tensor *t); /* of the part that has it */
+const char *gguf_tensor_path(const struct gguf *g,
+                             const struct gguf_tensor *t); /* of the part that has it */
 
 /* Typed reads of a key. Any integer type that holds the value in range is accepted for u32. EBB_ENOENT: no such key (value
  * untouched, so that a default can stand there before); EBB_EFORMAT: wrong type or range, err names file and key. */
-int gguf_u32(const struct gguf *g, const char *key, uint32_t min, uint32_t max, uint32_t *value, struct error *err);
+int gguf_u32(const struct gguf *g, const char *key, uint32_t min, uint32_t max, uint32_t *value,
+             struct error *err);
 int gguf_f32(const struct gguf *g, const char *key, float *value, struct error *err);
 int gguf_bool(const struct gguf *g, const char *key, bool *value, struct error *err);
 int gguf_text(const struct gguf *g, const char *key, struct gguf_string *value, struct error *err);
