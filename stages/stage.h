@@ -230,5 +230,6 @@ void stat_command(struct stage *s);
 void ledger_command(struct stage *s);
 void ledger_read(struct stage *s, struct ledger *out);
 void held_say(struct stage *s);
-/* Segments the cache may have so that reserve_mib stays free, between the floor and everything. */
-size_t vram_segments_wanted(struct stage *s, uint64_t reserve_mib);
+/* Segments the cache may have so that reserve_mib stays free, between the floor and everything. Where the
+ * driver will not say what is free, what is held, and err has its words. */
+size_t vram_segments_wanted(struct stage *s, uint64_t reserve_mib, struct error *err);

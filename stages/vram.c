@@ -20,12 +20,14 @@ static struct vmm_memory memory_now(struct stage *s)
     return mem;
 }
 
-size_t vram_segments_wanted(struct stage *s, uint64_t reserve_mib)
+size_t vram_segments_wanted(struct stage *s, uint64_t reserve_mib, struct error *err)
 {
     const struct experts *x = &s->experts;
+    struct vmm_memory mem;
     if (x->cache == NULL)
         return 0;
-    struct vmm_memory mem = memory_now(s);
+    if (s->memory.memory(&s->memory, &mem, err) != 0)
+        return x->pool.n_held;
     uint64_t reserve = reserve_mib * MIB;
     size_t wanted = x->pool.n_held,
            less = pool_segments_to_release(reserve, mem.free_bytes, x->pool.segment_bytes);
@@ -127,7 +129,7 @@ static bool vram_begin(struct stage *s)
     s->vram_started_us = now_us();
     s->vram_before_mib = memory_now(s).free_bytes / MIB;
     s->vram_segments_before = x->pool.n_held;
-    size_t wanted = vram_segments_wanted(s, s->reserve_mib), reached;
+    size_t wanted = vram_segments_wanted(s, s->reserve_mib, &driver), reached;
     size_t n_backed = x->cache != NULL ? cache_n_segments(x->cache) : 0;
     if (wanted < n_backed) {
         int rc = experts_shrink_begin(x, wanted, s->compute, &driver);
@@ -171,7 +173,10 @@ void vram_command(struct stage *s, const struct message *m)
     struct error err = {0};
     struct vram_request request;
     int rc = vram_request_parse(m, 1, &request, &err);
-    uint64_t total_mib = memory_now(s).total_bytes / MIB;
+    struct vmm_memory mem = {0};
+    if (rc == 0)
+        rc = s->memory.memory(&s->memory, &mem, &err);
+    uint64_t total_mib = mem.total_bytes / MIB;
     if (rc == 0 && !request.to_start && request.reserve_mib > total_mib)
         rc = error_set(&err, EBB_ERANGE,
                        "VRAM: a reserve of %llu MiB is more than the card has: %llu",

@@ -174,6 +174,19 @@ class DriverFailures(EbbtideTest):
         self.assertEqual(stage.process.wait(10), 0)
         self.assert_holds_nothing(Stage(self, 0, TOTAL_MIB), empty)
 
+    def test_a_driver_that_will_not_say_what_is_free_moves_nothing(self):
+        """A VRAM command asks when it comes, before it moves anything, what to move, and for its receipt."""
+        stage = self.serving()
+        before, free = stage.card()["cache_mib"], stage.free_bytes()
+        for n in (1, 2, 3):
+            stage.order(f"memory {n} for-ever")
+            answer = stage.after(f"VRAM {BASE_MIB + 2}", "VRAM")
+            stage.order("")
+            self.assertTrue(answer.verb == "ERR" or answer["reason"] == "driver", answer.raw)
+            self.assertEqual((stage.card()["cache_mib"], stage.free_bytes()), (before, free), n)
+        receipt = stage.vram(f"VRAM {BASE_MIB + 2}")[0]
+        self.assertEqual((receipt["shortfall_mib"], receipt["reason"]), (0, "ok"), receipt.raw)
+
     def test_a_call_refused_once_costs_a_receipt_and_no_token(self):
         self.commands_under_refusals(False)
 
