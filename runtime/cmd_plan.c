@@ -25,16 +25,5 @@ static int plan_go(const struct settings *s)
 
 int command_plan_run(const struct command *c, int argc, char **argv)
 {
-    char *bare[argc + 1];
-    size_t n_bare;
-    struct settings s;
-    int status;
-    if (command_settings(c, &s, argc, argv, bare, &n_bare, &status)) {
-        if (n_bare > 0)
-            status = command_misused(c, "plan: wanted flags only, got an argument");
-        else
-            status = plan_go(&s);
-    }
-    settings_free(&s);
-    return status;
+    return command_flags_only(c, argc, argv, plan_go);
 }

@@ -125,3 +125,18 @@ bool command_settings(const struct command *c, struct settings *s, int argc, cha
     }
     return code == 0;
 }
+
+int command_flags_only(const struct command *c, int argc, char **argv,
+                       int (*go)(const struct settings *s))
+{
+    char *bare[argc + 1], text[80];
+    size_t n_bare;
+    struct settings s;
+    int status;
+    if (command_settings(c, &s, argc, argv, bare, &n_bare, &status)) {
+        (void)snprintf(text, sizeof text, "%s: wanted flags only, got an argument", c->name);
+        status = n_bare > 0 ? command_misused(c, text) : go(&s);
+    }
+    settings_free(&s);
+    return status;
+}

@@ -34,6 +34,9 @@ bool command_settings(const struct command *c, struct settings *s, int argc, cha
                       char **bare, size_t *n_bare, int *status);
 /* Says the error on stderr, points at the command's help, and is STATUS_USAGE. */
 int command_misused(const struct command *c, const char *text);
+/* A whole command that takes flags and no bare argument: reads them, calls `go`, frees them. */
+int command_flags_only(const struct command *c, int argc, char **argv,
+                       int (*go)(const struct settings *s));
 
 void command_help(FILE *out, const struct command *c);
 void command_manual(FILE *out);     /* ebbtide.1 */
