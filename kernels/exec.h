@@ -15,6 +15,10 @@
 #include <stdint.h>
 #include "protocol/error.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 struct exec;
 struct exec_stream;
 struct exec_event;
@@ -72,6 +76,7 @@ struct exec_driver {
 };
 
 extern const struct exec_driver exec_cpu;
+extern const struct exec_driver exec_cuda; /* in programs linked with the room's CUDA half */
 
 /* For operations of the CPU kernel sets only (exec_cpu.c). A job runs on the stream's own thread with a private
  * copy of args (args_bytes <= EXEC_CPU_ARGS_MAX); parallel_for() cuts [0, n) into pieces of at least `grain` for
@@ -83,3 +88,7 @@ typedef void exec_cpu_range(void *ctx, size_t first, size_t last);
 int exec_cpu_push(struct exec_stream *s, exec_cpu_job *job, const void *args, size_t args_bytes);
 void exec_cpu_parallel_for(struct exec_cpu_worker *w, size_t n, size_t grain, exec_cpu_range *body,
                            void *ctx);
+
+#ifdef __cplusplus
+}
+#endif

@@ -20,6 +20,10 @@
 #include "kernels/exec.h"
 #include "kernels/tensor_type.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define KV_BLOCK_TOKENS     32  /* positions of one KV block */
 #define KV_PARTITION_TOKENS 256 /* attention's fixed partition, cut at multiples from position 0 */
 #define EXPERTS_USED_MAX    16  /* most experts one token is routed to */
@@ -120,6 +124,9 @@ struct attention_args {
     float *out;     /* [n_rows][n_heads][head_dim] */
     size_t n_rows, n_heads;
     float scale;
+    size_t
+        n_positions; /* more than the largest position of any row: fixes the launch, not the result */
+    void *scratch;   /* attention_scratch_bytes(); CPU sets: NULL */
 };
 
 /* Router: logits = weights x, softmax over all experts, the n_used largest in falling order (ties: lower id); their
@@ -245,6 +252,8 @@ struct kernel_set {
     size_t (*experts_scratch_bytes)(size_t n_rows, size_t n_used, size_t n_experts, size_t d_model,
                                     size_t d_expert);
     size_t (*sample_scratch_bytes)(size_t n_rows, size_t n_vocab);
+    size_t (*attention_scratch_bytes)(size_t n_rows, size_t n_heads, size_t head_dim,
+                                      size_t n_positions); /* NULL: none is needed */
 
     int (*embed)(const struct embed_args *args, struct exec_stream *s);
     int (*rmsnorm)(const struct rmsnorm_args *args, struct exec_stream *s);
@@ -269,5 +278,12 @@ struct kernel_set {
  * NULL with err set: EBB_ENOENT (unknown name), EBB_EUNSUPPORTED (this processor lacks the instructions). */
 const struct kernel_set *kernel_set_cpu(const char *name, struct error *err);
 
+/* The set of CUDA cards, "cuda" or "auto"; only in programs linked with the room's CUDA half. NULL as above. */
+const struct kernel_set *kernel_set_cuda(const char *name, struct error *err);
+
 /* A number in [0, 1) that depends on nothing but its arguments; the same on every device. */
 double sample_uniform(uint64_t seed, int64_t position);
+
+#ifdef __cplusplus
+}
+#endif

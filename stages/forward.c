@@ -87,7 +87,8 @@ static void attention(struct pass *p, const struct layer_weights *w, const struc
     rotate(p, f->k, g->n_kv_heads, &w->k_norm);
     LAUNCH(p, kv_store, .kv = *view, .k = f->k, .v = f->v, .n_rows = p->n_rows);
     LAUNCH(p, attention, .kv = *view, .q = f->q, .out = f->attended, .n_rows = p->n_rows,
-           .n_heads = g->n_heads, .scale = g->attention_scale);
+           .n_heads = g->n_heads, .scale = g->attention_scale,
+           .n_positions = f->shape.table_stride * KV_BLOCK_TOKENS, .scratch = f->attention_scratch);
     quantize(p, f->attended, heads, is_quantised(&w->o));
     product(p, &w->o, &w->o_bias, f->attended, (struct shape){heads, g->d_model}, f->hidden, true);
 }

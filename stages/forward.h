@@ -56,7 +56,7 @@ struct forward {
         *head_hidden, *logits;
     float *gate, *up, *shared_output; /* [n_rows][d_ff or d_shared] twice, [n_rows][d_model] */
     int32_t *routed;                  /* [n_rows][n_experts_used] */
-    void *activations, *experts_scratch, *sample_scratch;
+    void *activations, *experts_scratch, *sample_scratch, *attention_scratch;
 };
 
 /* Makes the buffers. EBB_ENOMEM, EBB_EDRIVER; nothing is left then. */

@@ -76,6 +76,11 @@ static void carve_activations(struct forward *f, struct carver *c)
     f->v = carve(c, rows * kv_heads, sizeof(float));
     f->attended = carve(c, rows * heads, sizeof(float));
     f->angles = carve(c, rows * g->n_rot, sizeof(float));
+    if (k->attention_scratch_bytes != NULL)
+        f->attention_scratch =
+            carve(c, 1,
+                  k->attention_scratch_bytes(rows, g->n_heads, g->head_dim,
+                                             f->shape.table_stride * KV_BLOCK_TOKENS));
     f->gate = carve(c, rows * width, sizeof(float));
     f->up = carve(c, rows * width, sizeof(float));
     if (g->d_shared > 0)

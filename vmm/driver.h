@@ -20,6 +20,8 @@ struct vmm_memory {
     uint64_t free_bytes;    /* what could still be created now */
     uint64_t own_bytes;     /* created by this process and not destroyed */
     uint64_t foreign_bytes; /* held by other, living processes */
+    uint64_t
+        context_bytes; /* what the driver itself took when this process came to the card; CPU: 0 */
 };
 
 struct vmm_driver {
@@ -54,3 +56,16 @@ struct vmm_host_settings {
 };
 int vmm_driver_host_open(struct vmm_driver *d, const struct vmm_host_settings *settings,
                          struct error *err);
+
+/* A CUDA card, `device` as the driver counts, its primary context made; capacity_bytes 0 = the whole card, else this
+ * process behaves as if the card had no more. In programs linked with the room's CUDA half. EBB_EDRIVER: no driver, no
+ * such card; EBB_EUNSUPPORTED: the card has no virtual memory management. */
+struct vmm_cuda_settings {
+    int device;
+    uint64_t capacity_bytes;
+};
+int vmm_driver_cuda_open(struct vmm_driver *d, const struct vmm_cuda_settings *settings,
+                         struct error *err);
+/* The card's name and UUID ("GPU-…", as nvidia-smi prints it). */
+int vmm_cuda_describe(int device, char *name, size_t name_max, char *uuid, size_t uuid_max,
+                      struct error *err);

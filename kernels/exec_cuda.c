@@ -1,0 +1,402 @@
+/* exec_cuda.c - the executor of a CUDA card: streams, events, graphs and registration through the CUDA runtime.
+ *
+ * One device a process, its primary context: open() makes it and close() leaves it to the process' end (a context costs more to
+ * make than anything that could be saved by ending it early). Modules are loaded eagerly, so that nothing is allocated at a first
+ * launch. The control thread never waits in the driver, except in stream_close() and close(), which let everything queued run
+ * first; it has no descriptor to wait on (wake_fd is -1): it polls.
+ *
+ * Memory of shared_alloc() is pinned and mapped: one address for kernels and the control thread. Registered pages are read by
+ * kernels at the host's own addresses; where the driver maps them elsewhere, registration is refused.
+ *
+ * Errors of the driver are sticky: after a failed launch every call fails, event_query() says so, and the process must end.
+ * libcuda is not linked; the static runtime looks for it when open() asks for devices.
+ */
+#include "kernels/exec_cuda.h"
+
+#include <cuda_runtime_api.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct exec {
+    int device, n_multiprocessors;
+};
+
+struct exec_stream {
+    struct exec *e;
+    cudaStream_t stream;
+    bool capturing;
+    int failed; /* the first launch's code since open */
+};
+
+struct exec_event {
+    struct exec *e;
+    cudaEvent_t event;
+    bool recorded;
+};
+
+struct exec_graph {
+    cudaGraphExec_t graph;
+};
+
+struct exec_doorbell {
+    struct exec *e;
+    _Atomic uint64_t *value; /* pinned, mapped */
+    uint64_t *numbers;       /* pinned: what copies ring with */
+    size_t next;
+};
+
+#define DOORBELL_NUMBERS 1024
+
+static int refused(struct error *err, const char *what, cudaError_t rc)
+{
+    int code = rc == cudaErrorMemoryAllocation ? EBB_ENOMEM : EBB_EDRIVER;
+    (void)cudaGetLastError();
+    return error_set(err, code, "%s: %s (%s)", what, cudaGetErrorString(rc), cudaGetErrorName(rc));
+}
+
+static int code_of(cudaError_t rc)
+{
+    if (rc == cudaSuccess)
+        return 0;
+    return rc == cudaErrorMemoryAllocation ? EBB_ENOMEM : EBB_EDRIVER;
+}
+
+static int device_check(int device, struct error *err)
+{
+    int n = 0, major = 0, minor = 0;
+    cudaError_t rc = cudaGetDeviceCount(&n);
+    if (rc == cudaErrorInsufficientDriver || rc == cudaErrorNoDevice ||
+        (rc == cudaSuccess && n == 0))
+        return error_set(err, EBB_EDRIVER, "no CUDA card: %s",
+                         rc == cudaErrorInsufficientDriver
+                             ? "there is no NVIDIA driver here, or it is too old for CUDA 13.0"
+                             : "the driver lists none");
+    if (rc != cudaSuccess)
+        return refused(err, "cuda: counting cards", rc);
+    if (device >= n)
+        return error_set(err, EBB_ENOENT, "cuda:%d: this machine shows %d CUDA cards", device, n);
+    (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    (void)cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    if (major < 8) {
+        struct cudaDeviceProp p;
+        bool named = cudaGetDeviceProperties(&p, device) == cudaSuccess;
+        return error_set(err, EBB_EUNSUPPORTED,
+                         "cuda:%d: %s has compute capability %d.%d; 8.0 or newer is needed", device,
+                         named ? p.name : "this card", major, minor);
+    }
+    return 0;
+}
+
+static int cuda_open(struct exec **out, const struct exec_settings *settings, struct error *err)
+{
+    *out = NULL;
+    (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    int code = device_check(settings->device, err);
+    if (code != 0)
+        return code;
+    cudaError_t rc = cudaInitDevice(settings->device, cudaDeviceScheduleYield | cudaDeviceMapHost,
+                                    cudaInitDeviceFlagsAreValid);
+    if (rc == cudaSuccess)
+        rc = cudaSetDevice(settings->device);
+    if (rc != cudaSuccess)
+        return refused(err, "cuda: opening the card", rc);
+    struct exec *e = calloc(1, sizeof *e);
+    if (e == NULL)
+        return error_set(err, EBB_ENOMEM, "cuda: no memory for the executor");
+    e->device = settings->device;
+    rc = cudaDeviceGetAttribute(&e->n_multiprocessors, cudaDevAttrMultiProcessorCount,
+                                settings->device);
+    if (rc != cudaSuccess) {
+        free(e);
+        return refused(err, "cuda: reading the card", rc);
+    }
+    *out = e;
+    return 0;
+}
+
+static void cuda_close(struct exec *e)
+{
+    if (e == NULL)
+        return;
+    (void)cudaDeviceSynchronize();
+    free(e);
+}
+
+static int cuda_stream_open(struct exec *e, struct exec_stream **out, struct error *err)
+{
+    *out = NULL;
+    struct exec_stream *s = calloc(1, sizeof *s);
+    if (s == NULL)
+        return error_set(err, EBB_ENOMEM, "cuda: no memory for a stream");
+    s->e = e;
+    cudaError_t rc = cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking);
+    if (rc != cudaSuccess) {
+        free(s);
+        return refused(err, "cuda: opening a stream", rc);
+    }
+    *out = s;
+    return 0;
+}
+
+static void cuda_stream_close(struct exec_stream *s)
+{
+    (void)cudaStreamSynchronize(s->stream);
+    (void)cudaStreamDestroy(s->stream);
+    free(s);
+}
+
+static int cuda_event_open(struct exec *e, struct exec_event **out, struct error *err)
+{
+    *out = NULL;
+    struct exec_event *event = calloc(1, sizeof *event);
+    if (event == NULL)
+        return error_set(err, EBB_ENOMEM, "cuda: no memory for an event");
+    event->e = e;
+    cudaError_t rc = cudaEventCreateWithFlags(&event->event, cudaEventDisableTiming);
+    if (rc != cudaSuccess) {
+        free(event);
+        return refused(err, "cuda: opening an event", rc);
+    }
+    *out = event;
+    return 0;
+}
+
+static void cuda_event_close(struct exec_event *event)
+{
+    (void)cudaEventDestroy(event->event);
+    free(event);
+}
+
+static int cuda_event_record(struct exec_event *event, struct exec_stream *s)
+{
+    event->recorded = true;
+    int rc = code_of(cudaEventRecord(event->event, s->stream));
+    return s->failed != 0 ? s->failed : rc;
+}
+
+static int cuda_event_query(struct exec_event *event)
+{
+    cudaError_t rc = event->recorded ? cudaEventQuery(event->event) : cudaSuccess;
+    if (rc == cudaSuccess)
+        return 1;
+    if (rc != cudaErrorNotReady)
+        return code_of(rc);
+    (void)cudaGetLastError();
+    return 0;
+}
+
+static int cuda_stream_wait(struct exec_stream *s, struct exec_event *event)
+{
+    return event->recorded ? code_of(cudaStreamWaitEvent(s->stream, event->event, 0)) : 0;
+}
+
+static int cuda_copy(struct exec_stream *s, void *to, const void *from, size_t bytes)
+{
+    return bytes == 0 ? 0 : code_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, s->stream));
+}
+
+static int cuda_fill(struct exec_stream *s, void *to, int byte, size_t bytes)
+{
+    return bytes == 0 ? 0 : code_of(cudaMemsetAsync(to, byte, bytes, s->stream));
+}
+
+static int cuda_capture_begin(struct exec_stream *s)
+{
+    if (s->capturing)
+        return EBB_EINVAL;
+    int rc = code_of(cudaStreamBeginCapture(s->stream, cudaStreamCaptureModeThreadLocal));
+    s->capturing = rc == 0;
+    return rc;
+}
+
+static int cuda_capture_end(struct exec_stream *s, struct exec_graph **out, struct error *err)
+{
+    cudaGraph_t recorded = NULL;
+    *out = NULL;
+    if (!s->capturing)
+        return error_set(err, EBB_EINVAL, "cuda: no capture runs on this stream");
+    s->capturing = false;
+    struct exec_graph *graph = calloc(1, sizeof *graph);
+    cudaError_t rc = cudaStreamEndCapture(s->stream, &recorded);
+    if (rc == cudaSuccess && graph != NULL)
+        rc = cudaGraphInstantiate(&graph->graph, recorded, 0);
+    if (rc == cudaSuccess && graph != NULL)
+        rc = cudaGraphUpload(graph->graph, s->stream);
+    if (recorded != NULL)
+        (void)cudaGraphDestroy(recorded);
+    if (rc != cudaSuccess || graph == NULL) {
+        if (graph != NULL && graph->graph != NULL)
+            (void)cudaGraphExecDestroy(graph->graph);
+        free(graph);
+        if (rc == cudaSuccess)
+            return error_set(err, EBB_ENOMEM, "cuda: no memory for a graph");
+        return refused(err, "cuda: making a graph", rc);
+    }
+    *out = graph;
+    return 0;
+}
+
+static int cuda_graph_launch(struct exec_graph *graph, struct exec_stream *s)
+{
+    if (s->capturing)
+        return EBB_EUNSUPPORTED;
+    return code_of(cudaGraphLaunch(graph->graph, s->stream));
+}
+
+static void cuda_graph_close(struct exec_graph *graph)
+{
+    if (graph == NULL)
+        return;
+    (void)cudaGraphExecDestroy(graph->graph);
+    free(graph);
+}
+
+static int cuda_host_register(struct exec *e, const void *base, size_t bytes, struct error *err)
+{
+    (void)e;
+    void *host = (void *)(uintptr_t)base, *seen = NULL;
+    unsigned flags = cudaHostRegisterMapped | cudaHostRegisterPortable | cudaHostRegisterReadOnly;
+    cudaError_t rc = cudaHostRegister(host, bytes, flags);
+    if (rc != cudaSuccess)
+        return refused(err, "cuda: registering host memory", rc);
+    rc = cudaHostGetDevicePointer(&seen, host, 0);
+    if (rc == cudaSuccess && seen == host)
+        return 0;
+    (void)cudaHostUnregister(host);
+    if (rc != cudaSuccess)
+        return refused(err, "cuda: registering host memory", rc);
+    return error_set(err, EBB_EUNSUPPORTED,
+                     "cuda: registered host memory has another address on the card");
+}
+
+static void cuda_host_unregister(struct exec *e, const void *base)
+{
+    (void)e;
+    if (cudaHostUnregister((void *)(uintptr_t)base) != cudaSuccess)
+        (void)cudaGetLastError();
+}
+
+static int cuda_shared_alloc(struct exec *e, size_t bytes, void **base, struct error *err)
+{
+    (void)e;
+    *base = NULL;
+    cudaError_t rc =
+        cudaHostAlloc(base, bytes > 0 ? bytes : 1, cudaHostAllocMapped | cudaHostAllocPortable);
+    if (rc != cudaSuccess) {
+        *base = NULL;
+        (void)refused(err, "cuda: shared memory", rc);
+        return error_set(err, EBB_ENOMEM, "cuda: %zu bytes of shared memory: %s", bytes,
+                         cudaGetErrorString(rc));
+    }
+    memset(*base, 0, bytes);
+    return 0;
+}
+
+static void cuda_shared_free(struct exec *e, void *base)
+{
+    (void)e;
+    if (base != NULL && cudaFreeHost(base) != cudaSuccess)
+        (void)cudaGetLastError();
+}
+
+static int cuda_doorbell_open(struct exec *e, struct exec_doorbell **out, struct error *err)
+{
+    void *base = NULL;
+    *out = NULL;
+    int rc = cuda_shared_alloc(e, (1 + DOORBELL_NUMBERS) * sizeof(uint64_t), &base, err);
+    if (rc != 0)
+        return rc;
+    struct exec_doorbell *bell = calloc(1, sizeof *bell);
+    if (bell == NULL) {
+        cuda_shared_free(e, base);
+        return error_set(err, EBB_ENOMEM, "cuda: no memory for a doorbell");
+    }
+    bell->e = e;
+    bell->value = base;
+    bell->numbers = (uint64_t *)base + 1;
+    *out = bell;
+    return 0;
+}
+
+static void cuda_doorbell_close(struct exec_doorbell *bell)
+{
+    cuda_shared_free(bell->e, (void *)bell->value);
+    free(bell);
+}
+
+/* A copy of 8 bytes between pinned places, in stream order. At most DOORBELL_NUMBERS rings may be queued. */
+static int cuda_doorbell_ring(struct exec_doorbell *bell, struct exec_stream *s, uint64_t value)
+{
+    uint64_t *from = &bell->numbers[bell->next++ % DOORBELL_NUMBERS];
+    *from = value;
+    return cuda_copy(s, (void *)bell->value, from, sizeof *from);
+}
+
+static uint64_t cuda_doorbell_read(const struct exec_doorbell *bell)
+{
+    return atomic_load_explicit(bell->value, memory_order_acquire);
+}
+
+static int cuda_wake_fd(struct exec *e)
+{
+    (void)e;
+    return -1;
+}
+
+static void cuda_wake_clear(struct exec *e)
+{
+    (void)e;
+}
+
+cudaStream_t exec_cuda_stream(const struct exec_stream *s)
+{
+    return s->stream;
+}
+
+int exec_cuda_n_multiprocessors(const struct exec_stream *s)
+{
+    return s->e->n_multiprocessors;
+}
+
+int exec_cuda_launched(struct exec_stream *s)
+{
+    int rc = code_of(cudaGetLastError());
+#ifdef EBBTIDE_CHECK_LAUNCHES
+    if (rc == 0 && !s->capturing)
+        rc = code_of(cudaStreamSynchronize(s->stream));
+#endif
+    if (rc != 0 && s->failed == 0)
+        s->failed = rc;
+    return rc;
+}
+
+const struct exec_driver exec_cuda = {
+    .name = "cuda",
+    .open = cuda_open,
+    .close = cuda_close,
+    .stream_open = cuda_stream_open,
+    .stream_close = cuda_stream_close,
+    .event_open = cuda_event_open,
+    .event_close = cuda_event_close,
+    .event_record = cuda_event_record,
+    .event_query = cuda_event_query,
+    .stream_wait = cuda_stream_wait,
+    .copy = cuda_copy,
+    .fill = cuda_fill,
+    .capture_begin = cuda_capture_begin,
+    .capture_end = cuda_capture_end,
+    .graph_launch = cuda_graph_launch,
+    .graph_close = cuda_graph_close,
+    .host_register = cuda_host_register,
+    .host_unregister = cuda_host_unregister,
+    .shared_alloc = cuda_shared_alloc,
+    .shared_free = cuda_shared_free,
+    .doorbell_open = cuda_doorbell_open,
+    .doorbell_close = cuda_doorbell_close,
+    .doorbell_ring = cuda_doorbell_ring,
+    .doorbell_read = cuda_doorbell_read,
+    .wake_fd = cuda_wake_fd,
+    .wake_clear = cuda_wake_clear,
+};

@@ -1,0 +1,391 @@
+/* vmm/driver_cuda.c - a CUDA card: the driver table over the CUDA driver's virtual memory calls.
+ *
+ * One to one: cuMemAddressReserve, cuMemCreate (pinned device memory), cuMemMap, cuMemSetAccess, cuMemUnmap, cuMemRelease.
+ * None of them waits for running kernels, so they may be called while tokens flow, as long as nothing queued touches the
+ * segment. As on a CPU card, memory that is released while it is mapped lives until it is unmapped.
+ *
+ * libcuda is not linked: the static runtime finds the driver when the card is opened, and hands out its entry points. Memory
+ * numbers come from cuMemGetInfo; what the context itself took is the difference that NVML (looked for at run time, never
+ * required) sees while it is made. Without NVML it counts as foreign.
+ *
+ * With a capacity, the process acts as if the card had no more: what it created is held against it, and free memory is the smaller
+ * of what the capacity leaves and what the card really has. Threads: one owner. Lifetimes: whoever created and mapped gives back;
+ * close() ends nothing but the table (the process' end frees all).
+ */
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "vmm/driver.h"
+
+struct piece {
+    vmm_handle handle;
+    size_t bytes, n_mappings;
+    bool destroyed;
+};
+
+struct mapping {
+    void *base;
+    vmm_handle handle;
+};
+
+struct cuda {
+    int device;
+    uint64_t capacity_bytes, context_bytes, own_bytes;
+    struct piece *pieces; /* owned; released and unmapped ones leave */
+    struct mapping *mappings;
+    size_t n_pieces, n_mappings, pieces_capacity, mappings_capacity;
+    CUresult (*reserve)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
+    CUresult (*unreserve)(CUdeviceptr, size_t);
+    CUresult (*create)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
+                       unsigned long long);
+    CUresult (*release)(CUmemGenericAllocationHandle);
+    CUresult (*map)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
+    CUresult (*set_access)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
+    CUresult (*unmap)(CUdeviceptr, size_t);
+    CUresult (*granularity)(size_t *, const CUmemAllocationProp *,
+                            CUmemAllocationGranularity_flags);
+    CUresult (*memory)(size_t *, size_t *);
+    CUresult (*words)(CUresult, const char **);
+};
+
+static struct cuda *cuda_of(struct vmm_driver *d)
+{
+    return d->ctx;
+}
+
+static int refused(const struct cuda *c, const char *call, CUresult rc, struct error *err)
+{
+    const char *words = NULL;
+    if (c->words(rc, &words) != CUDA_SUCCESS || words == NULL)
+        words = "unknown error";
+    return error_set(err, rc == CUDA_ERROR_OUT_OF_MEMORY ? EBB_ENOMEM : EBB_EDRIVER,
+                     "cuda:%d: %s: %s (%d)", c->device, call, words, (int)rc);
+}
+
+static CUmemAllocationProp allocation_of(const struct cuda *c)
+{
+    return (CUmemAllocationProp){
+        .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = c->device}};
+}
+
+/* Room for one more item; as long as the most that ever lived at once. */
+static int list_room(void **items, size_t n, size_t *capacity, size_t item_bytes, struct error *err)
+{
+    if (n < *capacity)
+        return 0;
+    size_t wanted = *capacity == 0 ? 64 : *capacity * 2;
+    void *grown = realloc(*items, wanted * item_bytes);
+    if (grown == NULL)
+        return error_set(err, EBB_ENOMEM, "cuda: no memory for the driver's lists");
+    *items = grown;
+    *capacity = wanted;
+    return 0;
+}
+
+static struct piece *piece_find(struct cuda *c, vmm_handle handle)
+{
+    for (size_t i = 0; i < c->n_pieces; i++)
+        if (c->pieces[i].handle == handle)
+            return &c->pieces[i];
+    return NULL;
+}
+
+/* Bytes are the card's again when a piece is released and mapped nowhere. */
+static void piece_end(struct cuda *c, struct piece *p)
+{
+    if (!p->destroyed || p->n_mappings > 0)
+        return;
+    c->own_bytes -= p->bytes;
+    *p = c->pieces[--c->n_pieces];
+}
+
+static int cuda_reserve(struct vmm_driver *d, size_t bytes, void **base, struct error *err)
+{
+    struct cuda *c = cuda_of(d);
+    CUdeviceptr at = 0;
+    CUresult rc = c->reserve(&at, bytes, d->granularity, 0, 0);
+    *base = (void *)(uintptr_t)at;
+    return rc == CUDA_SUCCESS ? 0 : refused(c, "reserve", rc, err);
+}
+
+static int cuda_unreserve(struct vmm_driver *d, void *base, size_t bytes, struct error *err)
+{
+    struct cuda *c = cuda_of(d);
+    CUresult rc = c->unreserve((CUdeviceptr)(uintptr_t)base, bytes);
+    return rc == CUDA_SUCCESS ? 0 : refused(c, "unreserve", rc, err);
+}
+
+static int cuda_create(struct vmm_driver *d, size_t bytes, vmm_handle *handle, struct error *err)
+{
+    struct cuda *c = cuda_of(d);
+    *handle = 0;
+    if (c->capacity_bytes > 0 && c->own_bytes + bytes > c->capacity_bytes)
+        return error_set(err, EBB_ENOMEM,
+                         "cuda:%d: create: %zu bytes are over the capacity of %llu", c->device,
+                         bytes, (unsigned long long)c->capacity_bytes);
+    int code =
+        list_room((void **)&c->pieces, c->n_pieces, &c->pieces_capacity, sizeof *c->pieces, err);
+    if (code != 0)
+        return code;
+    CUmemAllocationProp prop = allocation_of(c);
+    CUmemGenericAllocationHandle made = 0;
+    CUresult rc = c->create(&made, bytes, &prop, 0);
+    if (rc != CUDA_SUCCESS)
+        return refused(c, "create", rc, err);
+    c->pieces[c->n_pieces++] = (struct piece){.handle = made, .bytes = bytes};
+    c->own_bytes += bytes;
+    *handle = made;
+    return 0;
+}
+
+static int cuda_destroy(struct vmm_driver *d, vmm_handle handle, struct error *err)
+{
+    struct cuda *c = cuda_of(d);
+    struct piece *p = piece_find(c, handle);
+    if (p == NULL || p->destroyed)
+        return error_set(err, EBB_EDRIVER, "cuda:%d: destroy: no such memory", c->device);
+    CUresult rc = c->release(handle);
+    if (rc != CUDA_SUCCESS)
+        return refused(c, "release", rc, err);
+    p->destroyed = true;
+    piece_end(c, p);
+    return 0;
+}
+
+static int cuda_map(struct vmm_driver *d, void *base, size_t bytes, vmm_handle handle,
+                    struct error *err)
+{
+    struct cuda *c = cuda_of(d);
+    struct piece *p = piece_find(c, handle);
+    if (p == NULL || p->destroyed)
+        return error_set(err, EBB_EDRIVER, "cuda:%d: map: no such memory", c->device);
+    int code = list_room((void **)&c->mappings, c->n_mappings, &c->mappings_capacity,
+                         sizeof *c->mappings, err);
+    if (code != 0)
+        return code;
+    CUresult rc = c->map((CUdeviceptr)(uintptr_t)base, bytes, 0, handle, 0);
+    if (rc != CUDA_SUCCESS)
+        return refused(c, "map", rc, err);
+    c->mappings[c->n_mappings++] = (struct mapping){.base = base, .handle = handle};
+    p->n_mappings++;
+    return 0;
+}
+
+static int cuda_set_access(struct vmm_driver *d, void *base, size_t bytes, struct error *err)
+{
+    struct cuda *c = cuda_of(d);
+    CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = c->device},
+                              .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUresult rc = c->set_access((CUdeviceptr)(uintptr_t)base, bytes, &access, 1);
+    return rc == CUDA_SUCCESS ? 0 : refused(c, "set_access", rc, err);
+}
+
+static int cuda_unmap(struct vmm_driver *d, void *base, size_t bytes, struct error *err)
+{
+    struct cuda *c = cuda_of(d);
+    size_t i = 0;
+    while (i < c->n_mappings && c->mappings[i].base != base)
+        i++;
+    if (i == c->n_mappings)
+        return error_set(err, EBB_EDRIVER, "cuda:%d: unmap: %p + %zu is not mapped", c->device,
+                         base, bytes);
+    CUresult rc = c->unmap((CUdeviceptr)(uintptr_t)base, bytes);
+    if (rc != CUDA_SUCCESS)
+        return refused(c, "unmap", rc, err);
+    struct piece *p = piece_find(c, c->mappings[i].handle);
+    c->mappings[i] = c->mappings[--c->n_mappings];
+    p->n_mappings--;
+    piece_end(c, p);
+    return 0;
+}
+
+static int cuda_memory(struct vmm_driver *d, struct vmm_memory *out, struct error *err)
+{
+    struct cuda *c = cuda_of(d);
+    size_t free_bytes = 0, total_bytes = 0;
+    CUresult rc = c->memory(&free_bytes, &total_bytes);
+    if (rc != CUDA_SUCCESS)
+        return refused(c, "memory", rc, err);
+    *out = (struct vmm_memory){.total_bytes = total_bytes,
+                               .free_bytes = free_bytes,
+                               .own_bytes = c->own_bytes,
+                               .context_bytes = c->context_bytes};
+    if (c->capacity_bytes > 0 && c->capacity_bytes < total_bytes) {
+        uint64_t left = c->capacity_bytes - c->own_bytes; /* create() keeps own below it */
+        out->total_bytes = c->capacity_bytes;
+        out->free_bytes = left < free_bytes ? left : free_bytes;
+        out->context_bytes = 0; /* beside what was allowed, not of it */
+    }
+    uint64_t told = out->free_bytes + out->own_bytes + out->context_bytes;
+    out->foreign_bytes = told < out->total_bytes ? out->total_bytes - told : 0;
+    return 0;
+}
+
+static void cuda_close(struct vmm_driver *d)
+{
+    struct cuda *c = cuda_of(d);
+    if (c != NULL) {
+        free(c->pieces);
+        free(c->mappings);
+        free(c);
+    }
+    *d = (struct vmm_driver){0};
+}
+
+static int entry_find(void **entry, const char *name, struct error *err)
+{
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    cudaError_t rc =
+        cudaGetDriverEntryPointByVersion(name, entry, 12000, cudaEnableDefault, &found);
+    if (rc == cudaSuccess && found == cudaDriverEntryPointSuccess)
+        return 0;
+    (void)cudaGetLastError();
+    return error_set(err, EBB_EUNSUPPORTED, "cuda: this driver has no %s: it is too old", name);
+}
+
+static int entries_find(struct cuda *c, struct error *err)
+{
+    struct {
+        void **entry;
+        const char *name;
+    } all[] = {{(void **)&c->reserve, "cuMemAddressReserve"},
+               {(void **)&c->unreserve, "cuMemAddressFree"},
+               {(void **)&c->create, "cuMemCreate"},
+               {(void **)&c->release, "cuMemRelease"},
+               {(void **)&c->map, "cuMemMap"},
+               {(void **)&c->set_access, "cuMemSetAccess"},
+               {(void **)&c->unmap, "cuMemUnmap"},
+               {(void **)&c->granularity, "cuMemGetAllocationGranularity"},
+               {(void **)&c->memory, "cuMemGetInfo"},
+               {(void **)&c->words, "cuGetErrorString"}};
+    int code = 0;
+    for (size_t i = 0; code == 0 && i < sizeof all / sizeof all[0]; i++)
+        code = entry_find(all[i].entry, all[i].name, err);
+    return code;
+}
+
+/* Used bytes of the card as NVML tells them; 0 where it cannot. The structures are NVML's public interface. */
+static uint64_t nvml_used_bytes(const char *uuid)
+{
+    struct {
+        unsigned long long total, free, used;
+    } memory = {0};
+    void *device = NULL;
+    void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL)
+        return 0;
+    int (*init)(void), (*find)(const char *, void **), (*read)(void *, void *);
+    *(void **)&init = dlsym(library, "nvmlInit_v2");
+    *(void **)&find = dlsym(library, "nvmlDeviceGetHandleByUUID");
+    *(void **)&read = dlsym(library, "nvmlDeviceGetMemoryInfo");
+    /* The library stays: unloading it is known to leave threads behind. */
+    if (init == NULL || find == NULL || read == NULL || init() != 0 || find(uuid, &device) != 0 ||
+        read(device, &memory) != 0)
+        return 0;
+    return memory.used;
+}
+
+static int card_check(int device, struct error *err)
+{
+    int n = 0;
+    cudaError_t rc = cudaGetDeviceCount(&n);
+    (void)cudaGetLastError();
+    if (rc == cudaErrorInsufficientDriver || rc == cudaErrorNoDevice)
+        return error_set(err, EBB_EDRIVER,
+                         "cuda:%d: there is no NVIDIA driver here, or it is too old", device);
+    if (rc != cudaSuccess)
+        return error_set(err, EBB_EDRIVER, "cuda:%d: %s", device, cudaGetErrorString(rc));
+    if (device >= n)
+        return error_set(err, EBB_ENOENT, "cuda:%d: the driver shows %d card%s", device, n,
+                         n == 1 ? "" : "s");
+    return 0;
+}
+
+int vmm_cuda_describe(int device, char *name, size_t name_max, char *uuid, size_t uuid_max,
+                      struct error *err)
+{
+    struct cudaDeviceProp p;
+    int code = card_check(device, err);
+    if (code != 0)
+        return code;
+    cudaError_t rc = cudaGetDeviceProperties(&p, device);
+    if (rc != cudaSuccess)
+        return error_set(err, EBB_EDRIVER, "cuda:%d: %s", device, cudaGetErrorString(rc));
+    if (p.major < 8)
+        return error_set(err, EBB_EUNSUPPORTED,
+                         "cuda:%d: %s has compute capability %d.%d; 8.0 or newer is needed", device,
+                         p.name, p.major, p.minor);
+    (void)snprintf(name, name_max, "%s", p.name);
+    const unsigned char *b = (const unsigned char *)p.uuid.bytes;
+    (void)snprintf(uuid, uuid_max,
+                   "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0],
+                   b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13],
+                   b[14], b[15]);
+    return 0;
+}
+
+/* The primary context, with what it cost. */
+static int context_open(struct cuda *c, struct error *err)
+{
+    char name[128], uuid[64];
+    int code = vmm_cuda_describe(c->device, name, sizeof name, uuid, sizeof uuid, err);
+    if (code != 0)
+        return code;
+    (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    uint64_t before = nvml_used_bytes(uuid);
+    cudaError_t rc = cudaInitDevice(c->device, cudaDeviceScheduleYield | cudaDeviceMapHost,
+                                    cudaInitDeviceFlagsAreValid);
+    if (rc == cudaSuccess)
+        rc = cudaSetDevice(c->device);
+    if (rc == cudaSuccess)
+        rc = cudaFree(NULL);
+    if (rc != cudaSuccess)
+        return error_set(err, rc == cudaErrorMemoryAllocation ? EBB_ENOMEM : EBB_EDRIVER,
+                         "cuda:%d: opening the card: %s", c->device, cudaGetErrorString(rc));
+    uint64_t after = nvml_used_bytes(uuid);
+    c->context_bytes = before > 0 && after > before ? after - before : 0;
+    return 0;
+}
+
+int vmm_driver_cuda_open(struct vmm_driver *d, const struct vmm_cuda_settings *settings,
+                         struct error *err)
+{
+    *d = (struct vmm_driver){0};
+    struct cuda *c = calloc(1, sizeof *c);
+    if (c == NULL)
+        return error_set(err, EBB_ENOMEM, "cuda:%d: no memory for the driver", settings->device);
+    c->device = settings->device;
+    c->capacity_bytes = settings->capacity_bytes;
+    size_t granularity = 0;
+    int code = context_open(c, err);
+    if (code == 0)
+        code = entries_find(c, err);
+    if (code == 0) {
+        CUmemAllocationProp prop = allocation_of(c);
+        CUresult rc = c->granularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
+        if (rc != CUDA_SUCCESS)
+            code = refused(c, "granularity", rc, err);
+    }
+    if (code != 0) {
+        free(c);
+        return code;
+    }
+    *d = (struct vmm_driver){.name = "cuda",
+                             .granularity = granularity,
+                             .ctx = c,
+                             .reserve = cuda_reserve,
+                             .unreserve = cuda_unreserve,
+                             .create = cuda_create,
+                             .destroy = cuda_destroy,
+                             .map = cuda_map,
+                             .set_access = cuda_set_access,
+                             .unmap = cuda_unmap,
+                             .memory = cuda_memory,
+                             .close = cuda_close};
+    return 0;
+}
