@@ -69,6 +69,18 @@ static bool card_is_same(const struct card_setting *a, const struct card_setting
     return a->kind == b->kind && a->ordinal == b->ordinal && strcmp(a->host, b->host) == 0;
 }
 
+int cards_shared_check(const struct settings *s, struct error *err)
+{
+    for (size_t i = 0; i < s->n_cards; i++)
+        for (size_t k = 0; k < s->n_cards; k++)
+            if (i != k && card_is_same(&s->cards[i], &s->cards[k]) && s->cards[i].vram_mib == 0)
+                return error_set(err, EBB_EINVAL,
+                                 "cards %zu and %zu are both cuda:%u: each wants its own share of "
+                                 "that card's memory (vram-mib), got 0 for card %zu",
+                                 i < k ? i : k, i < k ? k : i, s->cards[i].ordinal, i);
+    return 0;
+}
+
 int card_add(struct card_setting *cards, size_t *n, const char *card, size_t n_bytes,
              struct error *err)
 {
@@ -83,7 +95,7 @@ int card_add(struct card_setting *cards, size_t *n, const char *card, size_t n_b
                          "(numbers up to %d), got '%.*s' as card %zu",
                          ORDINAL_MAX, shown, card, *n);
     for (size_t i = 0; i < *n; i++)
-        if (card_is_same(&cards[i], &cards[*n]))
+        if (card_is_same(&cards[i], &cards[*n]) && cards[i].kind == CARD_CPU)
             return error_set(err, EBB_EINVAL,
                              "wanted every card once, got '%.*s' as card %zu and %zu", shown, card,
                              i, *n);

@@ -89,8 +89,10 @@ int config_read(struct draft *d, const char *path, const struct groups *groups, 
 int config_text_read(const char *path, char **text, size_t *n_bytes, struct error *err);
 
 /* settings_cards.c */
+/* Several stages on one CUDA card are told apart by memory alone: each has a share of its own. */
+int cards_shared_check(const struct settings *s, struct error *err);
 int cards_parse(struct settings *s, const char *list, struct error *err);
-/* One more card, "cpu:0" or "cpu:0@host", at cards[*n]. */
+/* One more card, "cpu:0" or "cpu:0@host", at cards[*n]. Only a CUDA card may stand there already: cards_shared_check(). */
 int card_add(struct card_setting *cards, size_t *n, const char *text, size_t n_bytes,
              struct error *err);
 int host_check(const char *value, struct error *err);

@@ -292,7 +292,8 @@ int draft_settle(struct draft *d, struct error *err)
         if (!reserve_place(&d->flags, i, &card->reserve_mib) && !d->own_reserve[i])
             (void)reserve_place(&d->file, i, &card->reserve_mib);
     }
-    if (!d->kv_given && d->s->kernels != NULL && strcmp(d->s->kernels, "float") == 0)
+    code = cards_shared_check(d->s, err);
+    if (code == 0 && !d->kv_given && d->s->kernels != NULL && strcmp(d->s->kernels, "float") == 0)
         code = text_set(&d->s->kv, "f32", err);
     return code;
 }

@@ -8,7 +8,7 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
-#include "../../unit/kernels/inputs.h"
+#include "tests/unit/kernels/inputs.h"
 
 struct pair {
     struct exec *gpu;

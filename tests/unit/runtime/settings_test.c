@@ -322,6 +322,19 @@ Test(settings, bad_cards_are_refused)
         REFUSES(EBB_EINVAL, "--cards: wanted", "--cards", bad[i]);
 }
 
+Test(settings, a_cuda_card_may_carry_several_stages_each_with_a_share_of_its_memory)
+{
+    struct settings s;
+    cr_assert_eq(PARSE(&s, "--cards", "cuda:0,cuda:0,cuda:1", "--vram-mib", "100,200,0"), 0, "%s",
+                 err.text);
+    cr_expect_eq(s.n_cards, 3);
+    cr_expect_eq(s.cards[1].ordinal, 0);
+    cr_expect_eq(s.cards[1].vram_mib, 200);
+    settings_free(&s);
+    REFUSES(EBB_EINVAL, "cards 0 and 1 are both cuda:0", "--cards", "cuda:0,cuda:0");
+    REFUSES(EBB_EINVAL, "got 0 for card 1", "--cards", "cuda:0,cuda:0", "--vram-mib", "100,0");
+}
+
 Test(settings, at_most_sixty_four_cards)
 {
     char list[1024] = "cpu:0";
