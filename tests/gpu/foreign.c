@@ -14,6 +14,7 @@
  */
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
