@@ -30,6 +30,8 @@ MIB = 1 << 20
 PATIENCE = 120.0  # seconds that a wait may last before it counts as a hang
 OWNERS = ("weights", "kv", "cache", "workspace", "stream", "link", "blas", "context")
 FULL = os.environ.get("EBBTIDE_FULL") == "1"
+PASSED_ON = ("ASAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OPTIONS",  # what a test's processes get of the environment of the tests
+             "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 _SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-")
 
 
@@ -310,6 +312,7 @@ class EbbtideTest(unittest.TestCase):
     """A test with a runtime directory, a temporary directory and a namespace of its own."""
 
     maxDiff = None
+    segment_mib = 1  # small, so that a small model's cache has several
     _counter = 0
 
     def setUp(self):
@@ -323,9 +326,7 @@ class EbbtideTest(unittest.TestCase):
         self.namespace = f"e2e-{os.getpid()}-{EbbtideTest._counter}"
         self.env = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": str(self.sandbox), "LANG": "C.UTF-8",
                     "XDG_RUNTIME_DIR": str(self.runtime), "TMPDIR": str(self.sandbox)}
-        for key in ("ASAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OPTIONS"):
-            if key in os.environ:
-                self.env[key] = os.environ[key]
+        self.env.update({key: os.environ[key] for key in PASSED_ON if key in os.environ})
         self.addCleanup(self.end_survivors)
         self.engines = []
         self.addCleanup(self.end_engines)
@@ -355,10 +356,14 @@ class EbbtideTest(unittest.TestCase):
                     pass
         return found
 
+    def cards_of(self, n):
+        """The cards of a run over n stages."""
+        return ",".join(f"cpu:{i}" for i in range(n))
+
     def flags(self, cards="cpu:0,cpu:1", model=DEMO, **flags):
         """Flags as a command wants them: segment_mib=1 -> --segment-mib 1; lists are joined by commas."""
         if isinstance(cards, int):
-            cards = ",".join(f"cpu:{i}" for i in range(cards))
+            cards = self.cards_of(cards)
         out = ["--model", str(model), "--cards", cards, "--namespace", self.namespace]
         for key, value in flags.items():
             if isinstance(value, (list, tuple)):

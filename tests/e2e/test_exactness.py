@@ -16,8 +16,7 @@ AXES = {
     "threads": (1, 2),
     "kernels": ("avx2", "reference"),
 }
-CAPACITY_MIB = 64  # of a card: roomy, so that the reserve alone decides about the cache;
-KV_TOKENS = 4096   # and the KV is given, or the engine would rather choose less of it
+KV_TOKENS = 4096  # given, or the engine would rather choose less of it than shrink the cache
 SHORT, LONG_IDS, N_SHORT, N_LONG = "Call me Ishmael.", 200, 48, 24
 SAMPLED = {"temperature": "0.8", "seed": 7}
 
@@ -52,20 +51,25 @@ def all_rows(axes):
     return [dict(zip(axes, values)) for values in itertools.product(*axes.values())]
 
 
-class Exactness(EbbtideTest):
+class ExactRuns(EbbtideTest):
+    """The ids of the demo model with a row's settings: "cards" and "cache", and flags by their names."""
+
+    capacity_mib = 64  # of a card: roomy, so that the reserve alone decides about the cache
+
     @classmethod
     def setUpClass(cls):
         cls.long_prompt = golden()[10]["prompt_ids"][:LONG_IDS]
         cls.reserves = {}
 
     def engine_for(self, row, reserve):
-        return self.serve(row["cards"], vram_mib=[CAPACITY_MIB] * row["cards"], segment_mib=1, chunk=row["chunk"],
-                          kv_tokens=KV_TOKENS, threads=row["threads"], kernels=row["kernels"], reserve_mib=reserve)
+        flags = {key: value for key, value in row.items() if key not in ("cards", "cache")}
+        return self.serve(row["cards"], vram_mib=[self.capacity_mib] * row["cards"], segment_mib=self.segment_mib,
+                          kv_tokens=KV_TOKENS, reserve_mib=reserve, **flags)
 
     def reserve_for(self, row):
         """The reserve of each card that leaves the row's cache, and the cache it must lead to."""
         cards = row["cards"]
-        key = (cards, row["chunk"], row["threads"], row["kernels"])
+        key = tuple((name, row[name]) for name in sorted(row) if name != "cache")
         if key not in self.reserves:
             probe = self.engine_for(row, [0] * cards)
             self.reserves[key] = probe.stat()
@@ -75,7 +79,7 @@ class Exactness(EbbtideTest):
             stat = self.reserves[key][device]
             full, floor = stat["cache_full_mib"], stat["cache_floor_mib"]
             self.assertEqual(stat["cache_mib"], full, "the probe's cache is not whole")
-            target = {"whole": full, "halved": max(floor, full // 2), "floor": floor}[row["cache"]]
+            target = {"whole": full, "halved": max(floor, full // 2 // self.segment_mib * self.segment_mib), "floor": floor}[row["cache"]]
             reserve.append(0 if target == full else stat["free_mib"] + full - target)
             cache.append(target)
         return reserve, cache
@@ -93,9 +97,9 @@ class Exactness(EbbtideTest):
         engine.finish()
         return out
 
-    def test_every_pair_of_settings_gives_the_same_ids(self):
-        rows = all_rows(AXES) if FULL else covering_array(AXES)
-        wanted = self.results({"cards": 1, "chunk": 64, "cache": "whole", "threads": 1, "kernels": "reference"})
+    def check_rows(self, rows, first):
+        """Every row gives the ids of the first."""
+        wanted = self.results(first)
         self.assertEqual([len(ids) for ids in wanted.values()], [N_SHORT, N_LONG, N_SHORT])
         self.assertNotEqual(wanted["short"], wanted["sampled"])
         for row in rows:
@@ -104,6 +108,34 @@ class Exactness(EbbtideTest):
                     self.assertEqual(self.results(row), wanted)
                 finally:
                     self.end_engines()
+
+    def check_side_by_side(self, cards, **flags):
+        prompts = [case["prompt_ids"] for case in golden()[:8]]
+        engine = self.serve(cards, parallel=8, **flags)
+        alone = [engine.ids(f"alone{i}", 32, ids, ignore_eos=1) for i, ids in enumerate(prompts)]
+        for n in (3, 8):
+            begin = [engine.gen(f"s{n}.{i}", 32, prompts[i], ignore_eos=1) for i in range(n)]
+            together = [engine.done(f"s{n}.{i}", begin[i])[1] for i in range(n)]
+            self.assertEqual(together, alone[:n])
+        engine.finish()
+
+    def check_prefill_over_generated(self, chunks):
+        """A prefill over ids that were generated leads to the same ids at every position."""
+        prompt = golden()[1]["prompt_ids"]
+        engine = self.serve(2)
+        whole = engine.ids("whole", 40, prompt, ignore_eos=1)
+        engine.finish()
+        for chunk in chunks:
+            engine = self.serve(3, chunk=chunk)
+            rows = engine.score("s", prompt + whole[:-1], 1)
+            self.assertEqual([row[0][0] for row in rows[len(prompt) - 1:]], whole)
+            engine.finish()
+
+
+class Exactness(ExactRuns):
+    def test_every_pair_of_settings_gives_the_same_ids(self):
+        rows = all_rows(AXES) if FULL else covering_array(AXES)
+        self.check_rows(rows, {"cards": 1, "chunk": 64, "cache": "whole", "threads": 1, "kernels": "reference"})
         print(f"exactness: {len(rows)} rows of {len(all_rows(AXES))} gave the same ids")
 
     def test_the_covering_array_holds_every_pair(self):
@@ -114,14 +146,7 @@ class Exactness(EbbtideTest):
         self.assertLessEqual(len(rows), 40)
 
     def test_sequences_side_by_side_get_the_ids_they_get_alone(self):
-        prompts = [case["prompt_ids"] for case in golden()[:8]]
-        engine = self.serve(2, parallel=8)
-        alone = [engine.ids(f"alone{i}", 32, ids, ignore_eos=1) for i, ids in enumerate(prompts)]
-        for n in (3, 8):
-            begin = [engine.gen(f"s{n}.{i}", 32, prompts[i], ignore_eos=1) for i in range(n)]
-            together = [engine.done(f"s{n}.{i}", begin[i])[1] for i in range(n)]
-            self.assertEqual(together, alone[:n])
-        engine.finish()
+        self.check_side_by_side(2)
 
     def test_a_seed_means_the_same_draw_over_any_split_and_another_seed_another(self):
         options = {"top_k": 40, "top_p": "0.9", "temperature": "1.1", "ignore_eos": 1}
@@ -134,15 +159,7 @@ class Exactness(EbbtideTest):
         self.assertNotEqual(seen[0][0], seen[0][1])
 
     def test_a_prefill_over_generated_ids_leads_to_the_same_ids_at_every_position(self):
-        prompt = golden()[1]["prompt_ids"]
-        engine = self.serve(2)
-        whole = engine.ids("whole", 40, prompt, ignore_eos=1)
-        engine.finish()
-        for chunk in (1, 7, 16, 512):
-            engine = self.serve(3, chunk=chunk)
-            rows = engine.score("s", prompt + whole[:-1], 1)
-            self.assertEqual([row[0][0] for row in rows[len(prompt) - 1:]], whole)
-            engine.finish()
+        self.check_prefill_over_generated((1, 7, 16, 512))
 
     def test_a_prefix_that_is_reused_leads_to_the_ids_of_one_that_is_not(self):
         prompt = golden()[10]["prompt_ids"][:150]

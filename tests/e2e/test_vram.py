@@ -17,6 +17,7 @@ class Cards:
 
     def __init__(self, stat, rng):
         self.rng = rng
+        self.segment = {d: s["segment_mib"] for d, s in stat.items()}
         self.free = {d: s["free_mib"] for d, s in stat.items()}
         self.cache = {d: s["cache_mib"] for d, s in stat.items()}
         self.full = {d: s["cache_full_mib"] for d, s in stat.items()}
@@ -29,7 +30,7 @@ class Cards:
         """A command and the reserve that it asks of each card concerned."""
         kind, device = self.rng.random(), self.rng.choice(list(self.free))
         if kind < 0.75:
-            sizes = [c for c in range(self.floor[device], self.full[device] + 1) if c != self.cache[device]]
+            sizes = [c for c in range(self.floor[device], self.full[device] + 1, self.segment[device]) if c != self.cache[device]]
             reserve = self.free[device] + self.cache[device] - self.rng.choice(sizes)
             return f"VRAM {reserve} {device}", {device: reserve}
         if kind < 0.80:
@@ -44,9 +45,26 @@ class Cards:
         return f"VRAM {reserve}", {d: reserve for d in self.free}
 
     def wanted_cache(self, device, reserve):
-        """What must stay mapped, in segments of 1 MiB: all but the reserve, between the floor and the whole."""
-        room = self.free[device] + self.cache[device] - reserve
+        """What must stay mapped, in whole segments: all but the reserve, between the floor and the whole."""
+        room = (self.free[device] + self.cache[device] - reserve) // self.segment[device] * self.segment[device]
         return max(self.floor[device], min(self.full[device], room))
+
+    def check_receipt(self, test, device, reserve, receipt):
+        wanted = self.wanted_cache(device, reserve)
+        freed = self.cache[device] - wanted
+        shortfall = max(0, reserve - (self.free[device] + freed))
+        truth = {"reserve_mib": reserve, "cache_mib": wanted, "freed_mib": freed, "before_mib": self.free[device],
+                 "free_mib": self.free[device] + freed, "shortfall_mib": shortfall, "foreign_mib": 0,
+                 "cache_full_mib": self.full[device], "reason": "floor" if shortfall else "ok"}
+        test.assertEqual({key: receipt[key] for key in truth}, truth, receipt.raw)
+
+    def check_and_take(self, test, command, reserves, receipts):
+        """Holds receipts against what was asked for. How many of them moved segments."""
+        test.assertEqual(sorted(receipts), sorted(reserves), command)
+        for device, receipt in receipts.items():
+            self.check_receipt(test, device, reserves[device], receipt)
+            self.take(device, receipt)
+        return sum(receipt["freed_mib"] != 0 for receipt in receipts.values())
 
     def take(self, device, receipt):
         self.free[device], self.cache[device] = receipt["free_mib"], receipt["cache_mib"]
@@ -54,15 +72,6 @@ class Cards:
 
 
 class VramDuringGeneration(EbbtideTest):
-    def check_receipt(self, cards, device, reserve, receipt):
-        wanted = cards.wanted_cache(device, reserve)
-        freed = cards.cache[device] - wanted
-        shortfall = max(0, reserve - (cards.free[device] + freed))
-        truth = {"reserve_mib": reserve, "cache_mib": wanted, "freed_mib": freed, "before_mib": cards.free[device],
-                 "free_mib": cards.free[device] + freed, "shortfall_mib": shortfall, "foreign_mib": 0,
-                 "cache_full_mib": cards.full[device], "reason": "floor" if shortfall else "ok"}
-        self.assertEqual({key: receipt[key] for key in truth}, truth, receipt.raw)
-
     def generate(self, engine, with_commands):
         prompts = [golden()[i]["prompt_ids"] for i in (1, 3, 5)]
         mark = "v" if with_commands else "p"
@@ -88,11 +97,7 @@ class VramDuringGeneration(EbbtideTest):
             sent = time.monotonic()
             receipts = engine.vram(command)
             waits.append(time.monotonic() - sent)
-            self.assertEqual(sorted(receipts), sorted(reserves), command)
-            for device, receipt in receipts.items():
-                self.check_receipt(cards, device, reserves[device], receipt)
-                moved += receipt["freed_mib"] != 0
-                cards.take(device, receipt)
+            moved += cards.check_and_take(self, command, reserves, receipts)
         done = sum(m.verb == "DONE" for m in engine.lines.all[since:])
         self.assertLess(done, N_SEQUENCES, "the commands outlasted the generation")
         self.assertGreaterEqual(moved, N_COMMANDS // 2, "too few commands moved segments")
