@@ -11,6 +11,12 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __CUDACC__
+#define EBB_BLOCKS_DEVICE __host__ __device__
+#else
+#define EBB_BLOCKS_DEVICE
+#endif
+
 /* Blocks of 32 values. In those of 4 bits, byte i holds values i (low nibble) and 16 + i; of 5 bits,
  * bit i of qh is the bit above of value i. */
 
@@ -102,14 +108,15 @@ static_assert(sizeof(struct block_q5_k) == 176, "Q5_K blocks have 176 bytes");
 static_assert(sizeof(struct block_q6_k) == 210, "Q6_K blocks have 210 bytes");
 
 /* The 6-bit scale of sub-block j (0..15) of a Q3_K block: -32..31. */
-static inline int q3_k_scale(const uint8_t scales[12], unsigned j)
+EBB_BLOCKS_DEVICE static inline int q3_k_scale(const uint8_t scales[12], unsigned j)
 {
     unsigned low = scales[j % 8] >> j / 8 * 4 & 15, high = scales[8 + j % 4] >> j / 4 * 2 & 3;
     return (int)(low | high << 4) - 32;
 }
 
 /* The 6-bit scale and minimum of sub-block j (0..7) of a Q4_K or Q5_K block. */
-static inline void q4_k_scale(const uint8_t scales[12], unsigned j, uint8_t *sc, uint8_t *m)
+EBB_BLOCKS_DEVICE static inline void q4_k_scale(const uint8_t scales[12], unsigned j, uint8_t *sc,
+                                                uint8_t *m)
 {
     if (j < 4) {
         *sc = scales[j] & 63;
@@ -121,7 +128,7 @@ static inline void q4_k_scale(const uint8_t scales[12], unsigned j, uint8_t *sc,
 }
 
 /* A bfloat16 as fp32: the upper half of its bits. */
-static inline float bfloat_to_float(uint16_t bfloat)
+EBB_BLOCKS_DEVICE static inline float bfloat_to_float(uint16_t bfloat)
 {
     uint32_t bits = (uint32_t)bfloat << 16;
     float f;
@@ -130,7 +137,7 @@ static inline float bfloat_to_float(uint16_t bfloat)
 }
 
 /* A half float as fp32; every half float is exact in fp32. */
-static inline float half_to_float(uint16_t half)
+EBB_BLOCKS_DEVICE static inline float half_to_float(uint16_t half)
 {
     uint32_t sign = (uint32_t)(half & 0x8000) << 16;
     uint32_t exponent = half >> 10 & 31, mantissa = half & 1023, bits;

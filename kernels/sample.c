@@ -15,12 +15,11 @@
  * Scratch: n_vocab candidates a row, written before read. Owns nothing; any thread.
  */
 #include <math.h>
-#include <string.h>
 #include "kernels/ops_cpu.h"
 #include "kernels/rows.h"
+#include "kernels/sample_rule.h"
 
-#define MASS_ONE  0x1p40 /* a vocabulary of 2^23 tokens still fits into 64 bits */
-#define STEP_BITS 8      /* of a key's 32 are looked at in one step of the descent */
+#define STEP_BITS 8 /* of a key's 32 are looked at in one step of the descent */
 
 /* Lists of candidates are in ascending id. */
 struct candidate {
@@ -29,41 +28,9 @@ struct candidate {
     int32_t id;
 };
 
-/* splitmix64: its output function, and its step. */
-static uint64_t mix(uint64_t x)
-{
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
-
-/* The seed is mixed once to a place in splitmix64's sequence, the position counts steps from there; the upper 53
- * bits of the output are the fraction. */
 double sample_uniform(uint64_t seed, int64_t position)
 {
-    const uint64_t step = 0x9e3779b97f4a7c15u;
-    uint64_t x = mix(seed + step) + ((uint64_t)position + 1) * step;
-    return (double)(mix(x) >> 11) * 0x1p-53;
-}
-
-/* Keys order as logits do: NaN and -infinity lowest, -0 equal to +0. */
-static uint32_t key_of(float logit)
-{
-    uint32_t bits;
-    if (logit != logit)
-        logit = -INFINITY;
-    logit = logit + 0.0f;
-    memcpy(&bits, &logit, sizeof bits);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-/* The logit that key_of() made the key of; -infinity for NaN. */
-static float logit_of(uint32_t key)
-{
-    uint32_t bits = key & 0x80000000u ? key ^ 0x80000000u : ~key;
-    float logit;
-    memcpy(&logit, &bits, sizeof logit);
-    return logit;
+    return sample_fraction(seed, position);
 }
 
 /* Adds up the weights of the keys that continue `prefix`, per value of their bits [shift, shift + STEP_BITS). */
@@ -108,7 +75,7 @@ static uint64_t weight_total(const struct candidate *c, size_t n)
     return total;
 }
 
-/* Turns counts into masses; a mass of 0 leaves the list. NaN, and -infinity at an infinite temperature, have none. */
+/* Turns counts into masses; a mass of 0 leaves the list. */
 static size_t candidates_weigh(struct candidate *c, size_t n, float max, float temperature,
                                const struct row_ops *ops)
 {
@@ -118,12 +85,12 @@ static size_t candidates_weigh(struct candidate *c, size_t n, float max, float t
         size_t n_piece = n - first < PIECE ? n - first : PIECE;
         float e[PIECE];
         for (size_t i = 0; i < n_piece; i++) {
-            float logit = logit_of(c[first + i].key), z = (logit - max) / temperature;
-            e[i] = logit == max ? 0.0f : z <= 0.0f ? z : -INFINITY;
+            float logit = sample_logit(c[first + i].key);
+            e[i] = sample_exponent(logit, max, temperature);
         }
         ops->exponentials(e, n_piece);
         for (size_t i = 0; i < n_piece; i++) {
-            uint64_t mass = (uint64_t)((double)e[i] * MASS_ONE);
+            uint64_t mass = (uint64_t)((double)e[i] * SAMPLE_MASS_ONE);
             if (mass == 0)
                 continue;
             c[n_kept] = c[first + i];
@@ -135,7 +102,7 @@ static size_t candidates_weigh(struct candidate *c, size_t n, float max, float t
 
 static size_t candidates_floor(struct candidate *c, size_t n, float min_p)
 {
-    double floor_mass = (double)fminf(min_p, 1.0f) * MASS_ONE;
+    double floor_mass = (double)fminf(min_p, 1.0f) * SAMPLE_MASS_ONE;
     size_t n_kept = 0;
     for (size_t i = 0; i < n; i++)
         if ((double)c[i].weight >= floor_mass)
@@ -169,22 +136,11 @@ static size_t argmax(const float *logits, size_t n)
 
 #define RECENT (UINT64_C(1) << 32) /* beside the count of generated tokens in a weight */
 
-static bool has_repetition(const struct sample_params *p)
-{
-    return p->repetition > 0.0f && p->repetition != 1.0f && p->n_repeat > 0;
-}
-
-static bool has_counts(const struct sample_params *p)
-{
-    return p->frequency != 0.0f || p->presence != 0.0f;
-}
-
 /* Marks in the weights, which begin at 0, how the row's history names each token. */
 static void history_count(struct candidate *c, size_t n_vocab, const struct sample_params *p,
                           const int32_t *history)
 {
-    int64_t recent = has_repetition(p) ? p->position - p->n_repeat : p->position;
-    int64_t generated = has_counts(p) ? p->n_prompt : p->position;
+    int64_t recent = sample_recent_first(p), generated = sample_generated_first(p);
     int64_t first = recent < generated ? recent : generated;
     for (int64_t i = first > 0 ? first : 0; i < p->position; i++) {
         if (history[i] < 0 || (size_t)history[i] >= n_vocab)
@@ -195,34 +151,23 @@ static void history_count(struct candidate *c, size_t n_vocab, const struct samp
     }
 }
 
-static uint32_t key_penalised(uint32_t key, uint64_t weight, const struct sample_params *p)
-{
-    float logit = logit_of(key), times = (float)(uint32_t)weight;
-    if (weight & RECENT)
-        logit = logit > 0.0f ? logit / p->repetition : logit * p->repetition;
-    if (times > 0.0f) {
-        logit = logit - p->frequency * times;
-        logit = logit - p->presence;
-    }
-    return key_of(logit);
-}
-
 /* Penalties, then biases; weights are 1 again afterwards. Returns the best token: the largest, ties by lower id. */
 static size_t candidates_adjust(struct candidate *c, size_t n_vocab, const struct sample_params *p,
                                 const struct sample_args *a)
 {
     size_t best = 0;
-    if (has_repetition(p) || has_counts(p))
+    if (sample_has_repetition(p) || sample_has_counts(p))
         history_count(c, n_vocab, p, a->history + (size_t)p->history_row * a->history_stride);
     for (size_t i = 0; i < n_vocab; i++) {
         if (c[i].weight != 0)
-            c[i].key = key_penalised(c[i].key, c[i].weight, p);
+            c[i].key = sample_key_penalised(c[i].key, (c[i].weight & RECENT) != 0,
+                                            (uint32_t)c[i].weight, p);
         c[i].weight = 1;
     }
     for (int32_t i = 0; i < p->n_bias; i++) {
         const struct sample_bias *b = &a->biases[p->bias_first + i];
         if (b->id >= 0 && (size_t)b->id < n_vocab)
-            c[b->id].key = key_of(logit_of(c[b->id].key) + b->bias);
+            c[b->id].key = sample_key(sample_logit(c[b->id].key) + b->bias);
     }
     for (size_t i = 1; i < n_vocab; i++)
         if (c[i].key > c[best].key)
@@ -234,16 +179,17 @@ static int32_t sample_row(const float *logits, const struct sample_params *param
                           const struct sample_args *a, struct candidate *c,
                           const struct row_ops *ops)
 {
-    bool adjusted = has_repetition(params) || has_counts(params) || params->n_bias > 0;
+    bool adjusted = sample_adjusts(params);
     bool greedy = !(params->temperature > 0.0f);
     size_t best = adjusted ? 0 : argmax(logits, a->n_vocab), n = a->n_vocab;
     if (!adjusted && (greedy || !(logits[best] > -INFINITY)))
         return (int32_t)best;
     for (size_t i = 0; i < n; i++)
-        c[i] = (struct candidate){.weight = !adjusted, .key = key_of(logits[i]), .id = (int32_t)i};
+        c[i] =
+            (struct candidate){.weight = !adjusted, .key = sample_key(logits[i]), .id = (int32_t)i};
     if (adjusted)
         best = candidates_adjust(c, n, params, a);
-    float max = logit_of(c[best].key);
+    float max = sample_logit(c[best].key);
     if (greedy || !(max > -INFINITY))
         return (int32_t)best;
     if (params->top_k > 0 && (size_t)params->top_k < n)

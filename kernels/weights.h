@@ -18,7 +18,7 @@ struct weights {
 };
 
 /* The nibbles of 16 bytes: low ones first. */
-static inline void weights_nibbles(const uint8_t q[16], int8_t to[32])
+EBB_BLOCKS_DEVICE static inline void weights_nibbles(const uint8_t q[16], int8_t to[32])
 {
     for (size_t i = 0; i < 16; i++) {
         to[i] = (int8_t)(q[i] & 15);
@@ -27,13 +27,13 @@ static inline void weights_nibbles(const uint8_t q[16], int8_t to[32])
 }
 
 /* Bit i of 32 becomes the fifth bit of value i; then `offset` is taken off. */
-static inline void weights_fifth(const uint8_t qh[4], int8_t to[32], int offset)
+EBB_BLOCKS_DEVICE static inline void weights_fifth(const uint8_t qh[4], int8_t to[32], int offset)
 {
     for (size_t i = 0; i < 32; i++)
         to[i] = (int8_t)((to[i] | (qh[i / 8] >> i % 8 & 1) << 4) - offset);
 }
 
-static inline void weights_q4_0(const struct block_q4_0 *block, struct weights *w)
+EBB_BLOCKS_DEVICE static inline void weights_q4_0(const struct block_q4_0 *block, struct weights *w)
 {
     weights_nibbles(block->q, w->q);
     for (size_t i = 0; i < 32; i++)
@@ -41,7 +41,7 @@ static inline void weights_q4_0(const struct block_q4_0 *block, struct weights *
     w->a = half_to_float(block->d);
 }
 
-static inline void weights_q4_1(const struct block_q4_1 *block, struct weights *w)
+EBB_BLOCKS_DEVICE static inline void weights_q4_1(const struct block_q4_1 *block, struct weights *w)
 {
     weights_nibbles(block->q, w->q);
     w->a = half_to_float(block->d);
@@ -49,14 +49,14 @@ static inline void weights_q4_1(const struct block_q4_1 *block, struct weights *
     w->minima = true;
 }
 
-static inline void weights_q5_0(const struct block_q5_0 *block, struct weights *w)
+EBB_BLOCKS_DEVICE static inline void weights_q5_0(const struct block_q5_0 *block, struct weights *w)
 {
     weights_nibbles(block->q, w->q);
     weights_fifth(block->qh, w->q, 16);
     w->a = half_to_float(block->d);
 }
 
-static inline void weights_q5_1(const struct block_q5_1 *block, struct weights *w)
+EBB_BLOCKS_DEVICE static inline void weights_q5_1(const struct block_q5_1 *block, struct weights *w)
 {
     weights_nibbles(block->q, w->q);
     weights_fifth(block->qh, w->q, 0);
@@ -65,14 +65,15 @@ static inline void weights_q5_1(const struct block_q5_1 *block, struct weights *
     w->minima = true;
 }
 
-static inline void weights_q8_0(const struct block_q8_0 *block, struct weights *w)
+EBB_BLOCKS_DEVICE static inline void weights_q8_0(const struct block_q8_0 *block, struct weights *w)
 {
     memcpy(w->q, block->q, sizeof w->q);
     w->a = half_to_float(block->d);
 }
 
 /* The functions for blocks of 256 take values 32j .. 32j + 31. */
-static inline void weights_q2_k(const struct block_q2_k *block, unsigned j, struct weights *w)
+EBB_BLOCKS_DEVICE static inline void weights_q2_k(const struct block_q2_k *block, unsigned j,
+                                                  struct weights *w)
 {
     const uint8_t *from = block->q + j / 4 * 32;
     for (size_t i = 0; i < 32; i++)
@@ -86,7 +87,8 @@ static inline void weights_q2_k(const struct block_q2_k *block, unsigned j, stru
     w->minima = w->folded = true;
 }
 
-static inline void weights_q3_k(const struct block_q3_k *block, unsigned j, struct weights *w)
+EBB_BLOCKS_DEVICE static inline void weights_q3_k(const struct block_q3_k *block, unsigned j,
+                                                  struct weights *w)
 {
     const uint8_t *from = block->q + j / 4 * 32;
     for (size_t i = 0; i < 32; i++)
@@ -97,8 +99,9 @@ static inline void weights_q3_k(const struct block_q3_k *block, unsigned j, stru
 }
 
 /* Q4_K's scales and the nibbles of one of its sub-blocks; Q5_K has the same. */
-static inline void weights_pair(const uint8_t scales[12], uint16_t d, uint16_t dmin,
-                                const uint8_t q[128], unsigned j, struct weights *w)
+EBB_BLOCKS_DEVICE static inline void weights_pair(const uint8_t scales[12], uint16_t d,
+                                                  uint16_t dmin, const uint8_t q[128], unsigned j,
+                                                  struct weights *w)
 {
     uint8_t sc, m;
     q4_k_scale(scales, j, &sc, &m);
@@ -109,19 +112,22 @@ static inline void weights_pair(const uint8_t scales[12], uint16_t d, uint16_t d
     w->minima = true;
 }
 
-static inline void weights_q4_k(const struct block_q4_k *block, unsigned j, struct weights *w)
+EBB_BLOCKS_DEVICE static inline void weights_q4_k(const struct block_q4_k *block, unsigned j,
+                                                  struct weights *w)
 {
     weights_pair(block->scales, block->d, block->dmin, block->q, j, w);
 }
 
-static inline void weights_q5_k(const struct block_q5_k *block, unsigned j, struct weights *w)
+EBB_BLOCKS_DEVICE static inline void weights_q5_k(const struct block_q5_k *block, unsigned j,
+                                                  struct weights *w)
 {
     weights_pair(block->scales, block->d, block->dmin, block->q, j, w);
     for (size_t i = 0; i < 32; i++)
         w->q[i] = (int8_t)(w->q[i] | (block->qh[i] >> j & 1) << 4);
 }
 
-static inline void weights_q6_k(const struct block_q6_k *block, unsigned j, struct weights *w)
+EBB_BLOCKS_DEVICE static inline void weights_q6_k(const struct block_q6_k *block, unsigned j,
+                                                  struct weights *w)
 {
     unsigned h = j / 4, k = j % 4;
     const uint8_t *low = block->ql + 64 * h + 32 * (k % 2), *high = block->qh + 32 * h;
@@ -133,9 +139,10 @@ static inline void weights_q6_k(const struct block_q6_k *block, unsigned j, stru
 }
 
 /* Values 32k .. 32k + 31 of a row of a quantised type. */
-static inline struct weights weights_load(uint32_t type, const void *row, size_t k)
+EBB_BLOCKS_DEVICE static inline struct weights weights_load(uint32_t type, const void *row,
+                                                            size_t k)
 {
-    struct weights w = {.scale = {1, 1}, .minimum = {1, 1}};
+    struct weights w = {{0}, {1, 1}, {1, 1}, 0.0f, 0.0f, false, false};
     unsigned j = k % 8;
     switch (type) {
     case TENSOR_Q4_0: weights_q4_0((const struct block_q4_0 *)row + k, &w); break;

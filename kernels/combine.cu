@@ -1,0 +1,33 @@
+/* combine.cu - the weighted sum of a row's expert outputs, added to the hidden row (NUMERICS rule 6, tier 1).
+ *
+ * outputs [n_rows][n_used][d_model], mix and ids [n_rows][n_used], hidden [n_rows][d_model]. One thread a value: its sum runs over
+ * ranks in order; ranks with id -1 were not computed and are left out; a row of none adds 0.
+ */
+#include <cuda_runtime.h>
+#include "kernels/exec_cuda.h"
+#include "kernels/ops_cuda.h"
+
+#define COMBINE_THREADS 128
+
+static __global__ void combine_kernel(const struct combine_args p)
+{
+    size_t row = blockIdx.x, i = (size_t)blockIdx.y * COMBINE_THREADS + threadIdx.x;
+    if (i >= p.d_model)
+        return;
+    float acc = 0.0f;
+#pragma unroll 8
+    for (size_t pair = row * p.n_used; pair < (row + 1) * p.n_used; pair++)
+        if (p.ids[pair] >= 0)
+            acc = __fmaf_rn(p.mix[pair], p.outputs[pair * p.d_model + i], acc);
+    p.hidden[row * p.d_model + i] += acc;
+}
+
+int combine_cuda(const struct combine_args *args, struct exec_stream *s)
+{
+    if (args->n_rows == 0 || args->d_model == 0)
+        return 0;
+    dim3 grid((unsigned)args->n_rows,
+              (unsigned)((args->d_model + COMBINE_THREADS - 1) / COMBINE_THREADS));
+    combine_kernel<<<grid, COMBINE_THREADS, 0, exec_cuda_stream(s)>>>(*args);
+    return exec_cuda_launched(s);
+}

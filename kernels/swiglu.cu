@@ -1,0 +1,25 @@
+/* swiglu.cu - y = silu(gate) * up, value by value (NUMERICS rule 5, tier 1). All [n_rows][n]; y may be gate. */
+#include <cuda_runtime.h>
+#include "kernels/exec_cuda.h"
+#include "kernels/expf.h"
+#include "kernels/ops_cuda.h"
+
+#define SWIGLU_THREADS 128
+
+static __global__ void swiglu_kernel(const struct swiglu_args p)
+{
+    size_t i = (size_t)blockIdx.x * SWIGLU_THREADS + threadIdx.x;
+    if (i < p.n_rows * p.n)
+        p.y[i] = ebb_swiglu(p.gate[i], p.up[i]);
+}
+
+int swiglu_cuda(const struct swiglu_args *args, struct exec_stream *s)
+{
+    size_t n_blocks = (args->n_rows * args->n + SWIGLU_THREADS - 1) / SWIGLU_THREADS;
+    if (n_blocks > INT32_MAX)
+        return EBB_EUNSUPPORTED;
+    if (n_blocks == 0)
+        return 0;
+    swiglu_kernel<<<(unsigned)n_blocks, SWIGLU_THREADS, 0, exec_cuda_stream(s)>>>(*args);
+    return exec_cuda_launched(s);
+}
