@@ -1,11 +1,11 @@
-/* kernels/experts.c - the routed experts of a launch, for the reference and AVX2 sets.
+/* kernels/experts.c - the routed experts of a launch, for the reference, AVX2 and AVX-512 sets.
  *
  * A job sorts its (row, rank) pairs by expert, so that an expert's weights are unpacked once for
  * all rows that use it, and then runs two loops with one barrier between them:
  *   1. expert x 32 hidden values: gate and up products, SwiGLU, and at once the quantisation of
  *      those 32 values, which are one block of NUMERICS rule 1 (where the down matrix is not
  *      quantised, neither are they);
- *   2. expert x 8 outputs: the down product of every pair, stored at outputs[row][rank].
+ *   2. expert x a tile of outputs: the down product of every pair, stored at outputs[row][rank].
  * A pair's bits depend on its own row and expert alone. Addresses, heat and hits are touched only
  * by the job, on the stream's thread or between its two barriers. All memory is the caller's
  * scratch. Ids outside 0..n_experts - 1 are skipped like -1. Refuses types and widths without
@@ -90,11 +90,12 @@ static void hidden_block(const struct experts_job *job, const struct tile_matrix
     float part[TILE_ROWS][TILE_OUTPUTS], both[2][TILE_ROWS][ACTIVATION_BLOCK];
     const size_t first = ACTIVATION_BLOCK * block, left = job->args.d_expert - first;
     const size_t n_values = left < ACTIVATION_BLOCK ? left : ACTIVATION_BLOCK;
+    const size_t outputs = job->ops->outputs;
 
     inputs_find(job, place, n, &x);
     for (size_t which = 0; which < 2; which++)
-        for (size_t i = 0; i < n_values; i += TILE_OUTPUTS) {
-            size_t n_out = n_values - i < TILE_OUTPUTS ? n_values - i : TILE_OUTPUTS;
+        for (size_t i = 0; i < n_values; i += outputs) {
+            size_t n_out = n_values - i < outputs ? n_values - i : outputs;
             tile_product(job->ops, &m[which], first + i, n_out, &x, n, part);
             for (size_t r = 0; r < n; r++)
                 memcpy(&both[which][r][i], part[r], n_out * sizeof(float));
@@ -143,7 +144,7 @@ static void down_tile(const struct experts_job *job, const struct tile_matrix *m
                       size_t place, size_t n)
 {
     const struct experts_args *p = &job->args;
-    size_t n_out = p->d_model - out < TILE_OUTPUTS ? p->d_model - out : TILE_OUTPUTS;
+    size_t left = p->d_model - out, n_out = left < job->ops->outputs ? left : job->ops->outputs;
     struct tile_rows x;
     float y[TILE_ROWS][TILE_OUTPUTS];
     hidden_find(job, place, n, &x);
@@ -153,16 +154,22 @@ static void down_tile(const struct experts_job *job, const struct tile_matrix *m
                n_out * sizeof(float));
 }
 
+/* Tiles of an expert's outputs. */
+static size_t down_tiles(const struct experts_job *job)
+{
+    return (job->args.d_model + job->ops->outputs - 1) / job->ops->outputs;
+}
+
 static void down_range(void *ctx, size_t first, size_t last)
 {
     const struct experts_job *job = ctx;
     const struct experts_args *p = &job->args;
-    size_t n_tiles = (p->d_model + TILE_OUTPUTS - 1) / TILE_OUTPUTS;
+    size_t n_tiles = down_tiles(job);
     for (size_t item = first; item < last; item++) {
         const struct experts_group *g = &job->plan.groups[item / n_tiles];
         struct tile_matrix m = tile_matrix(p->down_type, p->addresses[g->expert].down, p->d_expert);
         for (size_t place = g->first; place < g->last; place += TILE_ROWS)
-            down_tile(job, &m, item % n_tiles * TILE_OUTPUTS, place,
+            down_tile(job, &m, item % n_tiles * job->ops->outputs, place,
                       g->last - place < TILE_ROWS ? g->last - place : TILE_ROWS);
     }
 }
@@ -176,12 +183,11 @@ static void experts_run(const void *args, struct exec_cpu_worker *w)
     size_t n_groups = job.plan.n_groups;
     if (n_groups == 0)
         return;
-    size_t n_tiles = (p->d_model + TILE_OUTPUTS - 1) / TILE_OUTPUTS;
     size_t rows = job.plan.n_pairs / n_groups; /* of an average expert */
     exec_cpu_parallel_for(w, n_groups * hidden_blocks(p),
                           tile_grain(2 * ACTIVATION_BLOCK, p->d_model, rows), hidden_range, &job);
-    exec_cpu_parallel_for(w, n_groups * n_tiles, tile_grain(TILE_OUTPUTS, p->d_expert, rows),
-                          down_range, &job);
+    exec_cpu_parallel_for(w, n_groups * down_tiles(&job),
+                          tile_grain(job.ops->outputs, p->d_expert, rows), down_range, &job);
 }
 
 int experts_push(const struct experts_args *args, const struct tile_ops *ops, struct exec_stream *s)

@@ -1,5 +1,5 @@
-/* kernels/product.c - quantize, product and swiglu: the walks over tiles that the reference and
- * AVX2 sets share.
+/* kernels/product.c - quantize, product and swiglu: the walks over tiles that the reference, AVX2 and
+ * AVX-512 sets share.
  *
  * Owns nothing; each launcher checks its shape and pushes one job with a copy of its args and the
  * set's table of inner loops (tile.h). A piece of a job is a range of outputs (product) or rows;
@@ -59,6 +59,7 @@ static void product_tiles(void *ctx, size_t first, size_t last)
     const struct product_job *job = ctx;
     const struct product_args *p = &job->args;
     struct tile_matrix m = tile_matrix(p->type, p->weights, p->n_in);
+    const size_t outputs = job->ops->outputs;
     struct tile_rows x;
     float y[TILE_ROWS][TILE_OUTPUTS];
 
@@ -70,8 +71,8 @@ static void product_tiles(void *ctx, size_t first, size_t last)
             else
                 x.plain[r] = p->x + (row + r) * p->n_in;
         for (size_t tile = first; tile < last; tile++) {
-            size_t out = tile * TILE_OUTPUTS;
-            size_t n_out = p->n_out - out < TILE_OUTPUTS ? p->n_out - out : TILE_OUTPUTS;
+            size_t out = tile * outputs,
+                   n_out = p->n_out - out < outputs ? p->n_out - out : outputs;
             tile_product(job->ops, &m, out, n_out, &x, n_rows, y);
             for (size_t r = 0; r < n_rows; r++)
                 for (size_t i = 0; i < n_out; i++)
@@ -84,9 +85,8 @@ static void product_run(const void *args, struct exec_cpu_worker *w)
 {
     struct product_job job = *(const struct product_job *)args;
     const struct product_args *p = &job.args;
-    size_t n_tiles = (p->n_out + TILE_OUTPUTS - 1) / TILE_OUTPUTS;
-    exec_cpu_parallel_for(w, n_tiles, tile_grain(TILE_OUTPUTS, p->n_in, p->n_rows), product_tiles,
-                          &job);
+    size_t outputs = job.ops->outputs, n_tiles = (p->n_out + outputs - 1) / outputs;
+    exec_cpu_parallel_for(w, n_tiles, tile_grain(outputs, p->n_in, p->n_rows), product_tiles, &job);
 }
 
 int product_push(const struct product_args *args, const struct tile_ops *ops, struct exec_stream *s)

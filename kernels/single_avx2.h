@@ -7,11 +7,11 @@
  * activations' blocks from `block` on.
  */
 #pragma once
-#include "kernels/small_avx2.h"
 #include "kernels/sums_avx2.h"
-#include "kernels/super_avx2.h"
+#include "kernels/small_turned.h"
+#include "kernels/super_turned.h"
 
-INLINE void single_small(uint32_t type, const uint8_t *const row[8], size_t at,
+INLINE void single_small(uint32_t type, const struct lane_rows *rows, size_t at,
                          const struct activation *x, size_t block, __m256 *acc, __m256 *accm)
 {
     const struct format f = format_of(type);
@@ -19,7 +19,7 @@ INLINE void single_small(uint32_t type, const uint8_t *const row[8], size_t at,
     const __m256i none = _mm256_setzero_si256();
     struct small_block w;
     __m256i isum;
-    small_load(type, row, at, &w);
+    small_load(type, rows, at, &w);
     if (f.is_signed) {
         sums_signed(w.w, &q, 1, &isum);
     } else {
@@ -32,7 +32,7 @@ INLINE void single_small(uint32_t type, const uint8_t *const row[8], size_t at,
 }
 
 /* The sums of a group; where eight vectors fit in 16 bits, `pairs` run over both parts. */
-INLINE void single_group(uint32_t type, const uint8_t *const row[8], int group,
+INLINE void single_group(uint32_t type, const struct lane_rows *rows, int group,
                          const struct super_scales *s, const struct activation *x, size_t block,
                          __m256i isum[4])
 {
@@ -46,7 +46,7 @@ INLINE void single_group(uint32_t type, const uint8_t *const row[8], int group,
     UNROLL
     for (int part = 0; part < 2; part++) {
         struct super_part p;
-        super_part_load(type, row, group, part, &p);
+        super_part_load(type, rows, group, part, &p);
         UNROLL
         for (int k = 0; k < width; k++) {
             const int8_t *q = x->q + 32 * (block + (size_t)k) + 16 * part;
@@ -62,18 +62,18 @@ INLINE void single_group(uint32_t type, const uint8_t *const row[8], int group,
     }
 }
 
-INLINE void single_super(uint32_t type, const uint8_t *const row[8], const struct activation *x,
+INLINE void single_super(uint32_t type, const struct lane_rows *rows, const struct activation *x,
                          size_t block, __m256 *acc, __m256 *accm)
 {
     const struct format f = format_of(type);
     const int width = super_width(type);
     struct super_scales s;
-    super_scales_load(type, row, &s);
+    super_scales_load(type, rows, &s);
     UNROLL
     for (int group = 0; group < super_groups(type); group++) {
         const size_t first = block + (size_t)(width * group);
         __m256i isum[4];
-        single_group(type, row, group, &s, x, first, isum);
+        single_group(type, rows, group, &s, x, first, isum);
         UNROLL
         for (int k = 0; k < width; k++) {
             const int j = width * group + k;

@@ -1,8 +1,8 @@
-/* kernels/tile.h - what the reference and the AVX2 set do differently for weights. Internal to the
+/* kernels/tile.h - what the reference, the AVX2 and the AVX-512 set do differently for weights. Internal to the
  * room.
  *
- * Products and experts are the same walk over the same tiles in both sets (product.c, experts.c): a
- * tile is up to eight outputs times up to TILE_ROWS rows of activations. A set fills this table
+ * Products and experts are the same walk over tiles in all three sets (product.c, experts.c): a
+ * tile is up to eight or sixteen outputs times up to TILE_ROWS rows of activations. A set fills this table
  * with its own inner loops, and they give the same bits: NUMERICS tier 1 fixes every operation.
  */
 #pragma once
@@ -12,7 +12,7 @@
 #include "kernels/activation.h"
 #include "kernels/kernels.h"
 
-#define TILE_OUTPUTS 8
+#define TILE_OUTPUTS 16 /* the most */
 #define TILE_ROWS    32
 
 /* One matrix of weights, borrowed. */
@@ -24,7 +24,8 @@ struct tile_matrix {
 };
 
 struct tile_ops {
-    /* y[r][i] = the element of output `out + i`, i < n_out <= TILE_OUTPUTS, for r < n_rows <=
+    size_t outputs; /* of a tile; divides ACTIVATION_BLOCK */
+    /* y[r][i] = the element of output `out + i`, i < n_out <= outputs, for r < n_rows <=
      * TILE_ROWS; y[r][i] with i >= n_out is some number. x[r] are rows of m->n_in values. */
     void (*product)(const struct tile_matrix *m, size_t out, size_t n_out,
                     const struct activation *x, size_t n_rows, float (*y)[TILE_OUTPUTS]);
@@ -37,7 +38,7 @@ struct tile_ops {
                   size_t n_rows, float (*y)[TILE_OUTPUTS]);
 };
 
-extern const struct tile_ops tile_ops_reference, tile_ops_avx2;
+extern const struct tile_ops tile_ops_reference, tile_ops_avx2, tile_ops_avx512;
 
 /* Launchers over a set's table. */
 int quantize_push(const struct quantize_args *args, const struct tile_ops *ops,

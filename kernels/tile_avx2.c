@@ -1,7 +1,7 @@
 /* kernels/tile_avx2.c - quantised products, quantisation and SwiGLU with AVX2: the bits of
  * tile_reference.c.
  *
- * A product takes eight outputs side by side, each lane its own output (turned_avx2.h): a chunk of
+ * A product takes eight outputs side by side, each lane its own output (turned.h): a chunk of
  * their weights is unpacked once into the first-level cache and then used by up to TILE_ROWS rows
  * of activations, four rows at a time (one row: single_avx2.h). Integer sums are exact in any order,
  * and none of the 16-bit steps can saturate (sums_avx2.h says why); the float chains are those of NUMERICS rule 3, one multiply
@@ -29,13 +29,13 @@ struct chunk {
     __m256 a[CHUNK_BLOCKS], b[CHUNK_BLOCKS];
 };
 
-INLINE void chunk_load_small(uint32_t type, const uint8_t *const row[8], size_t n_blocks,
+INLINE void chunk_load_small(uint32_t type, const struct lane_rows *rows, size_t n_blocks,
                              struct chunk *c)
 {
     const struct format f = format_of(type);
     for (size_t k = 0; k < n_blocks; k++) {
         struct small_block block;
-        small_load(type, row, k * f.block_bytes, &block);
+        small_load(type, rows, k * f.block_bytes, &block);
         UNROLL
         for (int i = 0; i < 8; i++)
             c->w[k][i] = block.w[i];
@@ -45,12 +45,12 @@ INLINE void chunk_load_small(uint32_t type, const uint8_t *const row[8], size_t 
     }
 }
 
-INLINE void chunk_load_super(uint32_t type, const uint8_t *const row[8], struct chunk *c)
+INLINE void chunk_load_super(uint32_t type, const struct lane_rows *rows, struct chunk *c)
 {
     const struct format f = format_of(type);
     const int width = super_width(type);
     struct super_scales s;
-    super_scales_load(type, row, &s);
+    super_scales_load(type, rows, &s);
     UNROLL
     for (int j = 0; j < 8; j++) {
         c->a[j] = super_a(f, &s, j);
@@ -69,7 +69,7 @@ INLINE void chunk_load_super(uint32_t type, const uint8_t *const row[8], struct 
         UNROLL
     for (int part = 0; part < 2; part++) {
         struct super_part p;
-        super_part_load(type, row, group, part, &p);
+        super_part_load(type, rows, group, part, &p);
         UNROLL
         for (int k = 0; k < width; k++)
             UNROLL
@@ -128,8 +128,8 @@ INLINE void chains_advance(uint32_t type, int n, const struct chunk *c, size_t n
  * with. `at` is where the chunk is in a row. */
 INLINE void prefetch_next(const struct tile_matrix *m, const uint8_t *tile, size_t at, size_t bytes)
 {
-    const uintptr_t from = (uintptr_t)tile + TILE_OUTPUTS * (m->row_bytes + at);
-    for (size_t i = 0; i < TILE_OUTPUTS * bytes; i += 64)
+    const uintptr_t from = (uintptr_t)tile + LANES * (m->row_bytes + at);
+    for (size_t i = 0; i < LANES * bytes; i += 64)
         _mm_prefetch((const void *)(from + i), _MM_HINT_T0);
 }
 
@@ -139,64 +139,62 @@ INLINE size_t chunk_bytes(struct format f)
     return f.is_super ? f.block_bytes : CHUNK_BLOCKS * f.block_bytes;
 }
 
-INLINE void product_many(uint32_t type, const struct tile_matrix *m, const uint8_t *row[8],
+INLINE void product_many(uint32_t type, const struct tile_matrix *m, struct lane_rows *rows,
                          const struct activation *x, size_t n_rows, struct chains *s)
 {
     const struct format f = format_of(type);
-    const uint8_t *tile = row[0];
+    const uint8_t *tile = rows->row[0];
     struct chunk c;
     for (size_t block = 0; block < m->n_in / 32; block += CHUNK_BLOCKS) {
         size_t left = m->n_in / 32 - block, r = 0;
         size_t n_blocks = !f.is_super && left < CHUNK_BLOCKS ? left : CHUNK_BLOCKS;
-        prefetch_next(m, tile, (size_t)(row[0] - tile),
+        prefetch_next(m, tile, (size_t)(rows->row[0] - tile),
                       f.is_super ? f.block_bytes : n_blocks * f.block_bytes);
         if (f.is_super)
-            chunk_load_super(type, row, &c);
+            chunk_load_super(type, rows, &c);
         else
-            chunk_load_small(type, row, n_blocks, &c);
+            chunk_load_small(type, rows, n_blocks, &c);
         for (; r + 4 <= n_rows; r += 4)
             chains_advance(type, 4, &c, n_blocks, block, x + r, s->acc + r, s->accm + r);
         for (; r < n_rows; r++)
             chains_advance(type, 1, &c, n_blocks, block, x + r, s->acc + r, s->accm + r);
-        for (int i = 0; i < 8; i++)
-            row[i] += chunk_bytes(f);
+        lane_rows_advance(rows, chunk_bytes(f));
     }
 }
 
-INLINE void product_single(uint32_t type, const struct tile_matrix *m, const uint8_t *row[8],
+INLINE void product_single(uint32_t type, const struct tile_matrix *m, struct lane_rows *rows,
                            const struct activation *x, struct chains *s)
 {
     const struct format f = format_of(type);
-    const uint8_t *tile = row[0];
+    const uint8_t *tile = rows->row[0];
     __m256 acc = s->acc[0], accm = s->accm[0];
     for (size_t block = 0; block < m->n_in / 32; block += CHUNK_BLOCKS) {
         size_t left = m->n_in / 32 - block;
         size_t n_blocks = left < CHUNK_BLOCKS ? left : CHUNK_BLOCKS;
-        prefetch_next(m, tile, (size_t)(row[0] - tile),
+        prefetch_next(m, tile, (size_t)(rows->row[0] - tile),
                       f.is_super ? f.block_bytes : n_blocks * f.block_bytes);
         if (f.is_super)
-            single_super(type, row, x, block, &acc, &accm);
+            single_super(type, rows, x, block, &acc, &accm);
         else
             for (size_t k = 0; k < n_blocks; k++)
-                single_small(type, row, k * f.block_bytes, x, block + k, &acc, &accm);
-        for (int i = 0; i < 8; i++)
-            row[i] += chunk_bytes(f);
+                single_small(type, rows, k * f.block_bytes, x, block + k, &acc, &accm);
+        lane_rows_advance(rows, chunk_bytes(f));
     }
     s->acc[0] = acc;
     s->accm[0] = accm;
 }
 
 /* One function a type, so that everything above is constant in it. */
-typedef void product_function(const struct tile_matrix *m, const uint8_t *row[8],
+typedef void product_function(const struct tile_matrix *m, struct lane_rows *rows,
                               const struct activation *x, size_t n_rows, struct chains *s);
 #define PRODUCT(name, type)                                                                        \
-    static void name(const struct tile_matrix *m, const uint8_t *row[8],                           \
+    static void name(const struct tile_matrix *m, struct lane_rows *rows,                          \
                      const struct activation *x, size_t n_rows, struct chains *s)                  \
     {                                                                                              \
         if (n_rows == 1)                                                                           \
-            product_single(type, m, row, x, s);                                                    \
+            product_single(type, m, rows, x, s);                                                   \
         else                                                                                       \
-            product_many(type, m, row, x, n_rows, s);                                              \
+            product_many(type, m, rows, x, n_rows, s);                                             \
     }
 PRODUCT(product_q4_0, TENSOR_Q4_0)
 PRODUCT(product_q4_1, TENSOR_Q4_1)
@@ -219,14 +217,13 @@ static product_function *const products[] = {
 static void product_tile(const struct tile_matrix *m, size_t out, size_t n_out,
                          const struct activation *x, size_t n_rows, float (*y)[TILE_OUTPUTS])
 {
-    const uint8_t *row[8];
+    struct lane_rows rows;
     struct chains s;
-    assert(n_rows <= TILE_ROWS && n_out >= 1 && tile_type(m->type));
-    for (size_t i = 0; i < 8; i++)
-        row[i] = m->weights + (out + (i < n_out ? i : n_out - 1)) * m->row_bytes;
+    assert(n_rows <= TILE_ROWS && n_out >= 1 && n_out <= LANES && tile_type(m->type));
+    lane_rows_set(&rows, m->weights + out * m->row_bytes, m->row_bytes, n_out);
     for (size_t r = 0; r < n_rows; r++)
         s.acc[r] = s.accm[r] = _mm256_setzero_ps();
-    products[m->type](m, row, x, n_rows, &s);
+    products[m->type](m, &rows, x, n_rows, &s);
     for (size_t r = 0; r < n_rows; r++)
         _mm256_storeu_ps(y[r], _mm256_sub_ps(s.acc[r], s.accm[r]));
 }
@@ -296,6 +293,7 @@ static void swiglu_values(const float *gate, const float *up, float *y, size_t n
 }
 
 const struct tile_ops tile_ops_avx2 = {
+    .outputs = LANES,
     .product = product_tile,
     .quantize = quantize_blocks,
     .swiglu = swiglu_values,

@@ -106,6 +106,7 @@ static void swiglu_values(const float *gate, const float *up, float *y, size_t n
 }
 
 const struct tile_ops tile_ops_reference = {
+    .outputs = 8,
     .product = product_tile,
     .quantize = quantize_blocks,
     .swiglu = swiglu_values,
