@@ -71,6 +71,11 @@ int kv_store_avx2(const struct kv_store_args *args, struct exec_stream *s)
     return kv_store_push(args, &rows_avx2, s);
 }
 
+int kv_store_avx512(const struct kv_store_args *args, struct exec_stream *s)
+{
+    return kv_store_push(args, &rows_avx512, s);
+}
+
 struct attention_job {
     struct attention_args args;
     const struct row_ops *ops;
@@ -115,6 +120,11 @@ int attention_reference(const struct attention_args *args, struct exec_stream *s
 int attention_avx2(const struct attention_args *args, struct exec_stream *s)
 {
     return attention_push(args, &rows_avx2, s);
+}
+
+int attention_avx512(const struct attention_args *args, struct exec_stream *s)
+{
+    return attention_push(args, &rows_avx512, s);
 }
 
 int attention_float(const struct attention_args *args, struct exec_stream *s)

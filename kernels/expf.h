@@ -5,8 +5,8 @@
  * halves, so that a result below the normal range is rounded once. Error < 1 ulp in the normal
  * range.
  *
- * Every operation is one IEEE operation written out, so CPU (-ffp-contract=off), AVX2 (expf_avx2.h)
- * and CUDA (-fmad=false, no -ftz) agree. x >= 88.73: +inf; x <= -104: +0; between -104 and -87.4
+ * Every operation is one IEEE operation written out, so CPU (-ffp-contract=off), AVX2 (expf_avx2.h),
+ * AVX-512 (expf_avx512.h) and CUDA (-fmad=false, no -ftz) agree. x >= 88.73: +inf; x <= -104: +0; between -104 and -87.4
  * results are subnormal, never flushed; a NaN comes back as it is.
  */
 #pragma once

@@ -1,6 +1,6 @@
 /* kernels/kernels.h - the operations of a forward pass, as tables of launchers: one `struct kernel_set` per way to
- * compute them. CPU sets: "reference" (plain C, the truth), "avx2" (bit-identical to it), "float" (weights
- * dequantised, activations not quantised, fp64 sums: what the goldens are compared with at 2e-3).
+ * compute them. CPU sets: "reference" (plain C, the truth), "avx2" and "avx512" (bit-identical to it), "float"
+ * (weights dequantised, activations not quantised, fp64 sums: what the goldens are compared with at 2e-3).
  *
  * A launcher puts work on a stream and returns; it never waits and never allocates. Its args are copied; what they
  * point to must live until the work is done. Sizes and pointers are capture-time constants; what changes from step
@@ -274,7 +274,7 @@ struct kernel_set {
     int (*logprob)(const struct logprob_args *args, struct exec_stream *s);
 };
 
-/* A CPU set by name: "reference", "avx2", "float", or "auto" (the fastest that this processor runs).
+/* A CPU set by name: "reference", "avx2", "avx512", "float", or "auto" (the fastest that this processor runs).
  * NULL with err set: EBB_ENOENT (unknown name), EBB_EUNSUPPORTED (this processor lacks the instructions). */
 const struct kernel_set *kernel_set_cpu(const char *name, struct error *err);
 

@@ -74,3 +74,8 @@ int logprob_avx2(const struct logprob_args *args, struct exec_stream *s)
 {
     return logprob_push(args, &rows_avx2, s);
 }
+
+int logprob_avx512(const struct logprob_args *args, struct exec_stream *s)
+{
+    return logprob_push(args, &rows_avx512, s);
+}

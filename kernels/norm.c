@@ -47,6 +47,11 @@ int rmsnorm_avx2(const struct rmsnorm_args *args, struct exec_stream *s)
     return rmsnorm_push(args, &rows_avx2, s);
 }
 
+int rmsnorm_avx512(const struct rmsnorm_args *args, struct exec_stream *s)
+{
+    return rmsnorm_push(args, &rows_avx512, s);
+}
+
 int rmsnorm_float(const struct rmsnorm_args *args, struct exec_stream *s)
 {
     return rmsnorm_push(args, &rows_float, s);
@@ -120,6 +125,11 @@ int head_rope_reference(const struct head_rope_args *args, struct exec_stream *s
 int head_rope_avx2(const struct head_rope_args *args, struct exec_stream *s)
 {
     return head_rope_push(args, &rows_avx2, s);
+}
+
+int head_rope_avx512(const struct head_rope_args *args, struct exec_stream *s)
+{
+    return head_rope_push(args, &rows_avx512, s);
 }
 
 int head_rope_float(const struct head_rope_args *args, struct exec_stream *s)

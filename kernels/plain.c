@@ -1,6 +1,6 @@
-/* plain.c - unquantised products of the reference and AVX2 sets: the plain tile, and the walk that the router uses.
+/* plain.c - unquantised products of the reference, AVX2 and AVX-512 sets: the plain tile, and the walk that the router uses.
  *
- * plain_tile_reference() says what the bits are (NUMERICS tier 2, through reduce.h); plain_avx2.c matches it. Owns
+ * plain_tile_reference() says what the bits are (NUMERICS tier 2, through reduce.h); plain_avx2.c and plain_avx512.c match it. Owns
  * nothing; any thread; refuses nothing, since launchers have checked types and shapes.
  */
 #include "kernels/plain.h"
@@ -64,4 +64,9 @@ void logits_reference(const struct product_args *a, size_t out_first, size_t out
 void logits_avx2(const struct product_args *a, size_t out_first, size_t out_last)
 {
     rows_walk(a, out_first, out_last, plain_tile_avx2);
+}
+
+void logits_avx512(const struct product_args *a, size_t out_first, size_t out_last)
+{
+    rows_walk(a, out_first, out_last, plain_tile_avx512);
 }

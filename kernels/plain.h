@@ -9,4 +9,4 @@
  * i >= n_out is left alone. x[r] are rows of m->n_in values. */
 typedef void plain_tile_function(const struct tile_matrix *m, size_t out, size_t n_out,
                                  const float *const *x, size_t n_rows, float (*y)[TILE_OUTPUTS]);
-plain_tile_function plain_tile_reference, plain_tile_avx2;
+plain_tile_function plain_tile_reference, plain_tile_avx2, plain_tile_avx512;

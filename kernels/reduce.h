@@ -6,7 +6,7 @@
  *   v[i] = u[i] + u[i + 2]   i < 2
  *   sum  = v[0] + v[1]
  * A row that is no multiple of 16 long leaves the lanes past its end as they are: adding a zero is not nothing
- * (it turns -0 into +0). reduce_avx2.h gives the same bits.
+ * (it turns -0 into +0). reduce_avx2.h and reduce_avx512.h give the same bits.
  */
 #pragma once
 #include <math.h>

@@ -103,6 +103,11 @@ int router_avx2(const struct router_args *args, struct exec_stream *s)
     return router_push(args, &rows_avx2, s);
 }
 
+int router_avx512(const struct router_args *args, struct exec_stream *s)
+{
+    return router_push(args, &rows_avx512, s);
+}
+
 int router_float(const struct router_args *args, struct exec_stream *s)
 {
     return router_push(args, &rows_float, s);

@@ -1,7 +1,7 @@
 /* kernels/rows.h - internal to the room: the inner loops of tier 2, one table per set.
  *
  * An operation's file (norm.c, rope.c, attention.c, router.c) checks, queues and cuts into rows once for all sets and
- * calls these for the arithmetic. rows_reference.c says what the bits are; rows_avx2.c and attention_avx2.c match it;
+ * calls these for the arithmetic. rows_reference.c says what the bits are; {rows,attention}_{avx2,avx512}.c match it;
  * rows_float.c and attention_float.c sum in fp64. All run on the calling thread and allocate nothing.
  */
 #pragma once
@@ -29,12 +29,14 @@ struct row_ops {
     void (*logits)(const struct product_args *a, size_t out_first, size_t out_last);
 };
 
-extern const struct row_ops rows_reference, rows_avx2, rows_float;
+extern const struct row_ops rows_reference, rows_avx2, rows_avx512, rows_float;
 
 void logits_reference(const struct product_args *a, size_t out_first, size_t out_last);
 void logits_avx2(const struct product_args *a, size_t out_first, size_t out_last);
+void logits_avx512(const struct product_args *a, size_t out_first, size_t out_last);
 void attend_reference(const struct attention_args *a, size_t row, size_t kv_head);
 void attend_avx2(const struct attention_args *a, size_t row, size_t kv_head);
+void attend_avx512(const struct attention_args *a, size_t row, size_t kv_head);
 void attend_float(const struct attention_args *a, size_t row, size_t kv_head);
 
 /* Items of a loop that keep one thread busy for some ten microseconds when one item is `cost` multiplications. */

@@ -247,3 +247,8 @@ int sample_avx2(const struct sample_args *args, struct exec_stream *s)
 {
     return sample_push(args, &rows_avx2, s);
 }
+
+int sample_avx512(const struct sample_args *args, struct exec_stream *s)
+{
+    return sample_push(args, &rows_avx512, s);
+}

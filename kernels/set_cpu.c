@@ -1,7 +1,8 @@
 /* set_cpu.c - the tables of CPU operations and the choice between them.
  *
- * Three constant tables: "reference" is plain C and defines the bits, "avx2" gives the same bits with AVX2, FMA and
- * F16C, "float" measures (fp64 sums, activations not quantised). Operations without a faster form are shared.
+ * Four constant tables: "reference" is plain C and defines the bits, "avx2" gives the same bits with AVX2, FMA and
+ * F16C, "avx512" with those and AVX-512 with VNNI, "float" measures (fp64 sums, activations not quantised). Operations
+ * without a faster form are shared.
  * kernel_set_cpu() asks the processor (and through it the operating system) what it runs; nothing is kept, any
  * thread may call. Refuses a set whose instructions the processor lacks.
  */
@@ -56,6 +57,30 @@ static const struct kernel_set set_avx2 = {
     .logprob = logprob_avx2,
 };
 
+static const struct kernel_set set_avx512 = {
+    .name = "avx512",
+    .activation_bytes = activation_bytes_reference,
+    .experts_scratch_bytes = experts_scratch_bytes_reference,
+    .sample_scratch_bytes = sample_scratch_bytes_cpu,
+    .embed = embed_cpu,
+    .rmsnorm = rmsnorm_avx512,
+    .quantize = quantize_avx512,
+    .product = product_avx512,
+    .rope_angles = rope_angles_cpu,
+    .head_rope = head_rope_avx512,
+    .kv_store = kv_store_avx512,
+    .attention = attention_avx512,
+    .router = router_avx512,
+    .experts = experts_avx512,
+    .combine = combine_avx512,
+    .swiglu = swiglu_avx512,
+    .shared_add = shared_add_avx512,
+    .gather = gather_cpu,
+    .sample = sample_avx512,
+    .top = top_cpu,
+    .logprob = logprob_avx512,
+};
+
 static const struct kernel_set set_float = {
     .name = "float",
     .activation_bytes = activation_bytes_float,
@@ -91,24 +116,46 @@ static bool processor_runs_avx2(void)
 #endif
 }
 
+static bool processor_runs_avx512(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_cpu_init();
+    return processor_runs_avx2() && __builtin_cpu_supports("avx512f") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+#else
+    return false;
+#endif
+}
+
+/* A set, and what it needs of the processor: words for people, and the question (NULL: nothing). */
+static const struct choice {
+    const struct kernel_set *set;
+    const char *wants;
+    bool (*runs)(void);
+} choices[] = {
+    {&set_avx512, "AVX2, FMA, F16C and AVX-512 F, BW, VL, DQ and VNNI", processor_runs_avx512},
+    {&set_avx2, "AVX2, FMA and F16C", processor_runs_avx2},
+    {&set_reference, "", NULL},
+    {&set_float, "", NULL},
+};
+#define N_CHOICES (sizeof choices / sizeof choices[0])
+
 const struct kernel_set *kernel_set_cpu(const char *name, struct error *err)
 {
-    if (strcmp(name, "auto") == 0)
-        return processor_runs_avx2() ? &set_avx2 : &set_reference;
-    if (strcmp(name, "reference") == 0)
-        return &set_reference;
-    if (strcmp(name, "float") == 0)
-        return &set_float;
-    if (strcmp(name, "avx2") != 0) {
-        error_set(err, EBB_ENOENT, "kernel set: wants auto, reference, avx2 or float, got '%s'",
-                  name);
-        return NULL;
+    bool any = strcmp(name, "auto") == 0; /* the first that runs: the fastest */
+    for (const struct choice *c = choices; c < choices + N_CHOICES; c++) {
+        bool runs = c->runs == NULL || c->runs();
+        if (runs && (any || strcmp(name, c->set->name) == 0))
+            return c->set;
+        if (!runs && strcmp(name, c->set->name) == 0) {
+            error_set(err, EBB_EUNSUPPORTED,
+                      "kernel set %s: wants a processor with %s; this one lacks them", name,
+                      c->wants);
+            return NULL;
+        }
     }
-    if (!processor_runs_avx2()) {
-        error_set(
-            err, EBB_EUNSUPPORTED,
-            "kernel set avx2: wants a processor with AVX2, FMA and F16C; this one lacks them");
-        return NULL;
-    }
-    return &set_avx2;
+    error_set(err, EBB_ENOENT, "kernel set: wants auto, reference, avx2, avx512 or float, got '%s'",
+              name);
+    return NULL;
 }

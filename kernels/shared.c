@@ -49,6 +49,11 @@ int shared_add_avx2(const struct shared_add_args *args, struct exec_stream *s)
     return shared_add_push(args, &rows_avx2, s);
 }
 
+int shared_add_avx512(const struct shared_add_args *args, struct exec_stream *s)
+{
+    return shared_add_push(args, &rows_avx512, s);
+}
+
 int shared_add_float(const struct shared_add_args *args, struct exec_stream *s)
 {
     return shared_add_push(args, &rows_float, s);

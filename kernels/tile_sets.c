@@ -1,8 +1,8 @@
-/* kernels/tile_sets.c - the launchers of the reference and AVX2 sets for quantised data: names over
+/* kernels/tile_sets.c - the launchers of the reference, AVX2 and AVX-512 sets for quantised data: names over
  * one walk.
  *
  * Owns nothing. What the sets share is in product.c and experts.c; what they do not, in
- * tile_reference.c and tile_avx2.c. Nothing is refused here.
+ * tile_reference.c, tile_avx2.c and tile_avx512.c. Nothing is refused here.
  */
 #include "kernels/ops_cpu.h"
 #include "kernels/tile.h"
@@ -27,6 +27,11 @@ int quantize_avx2(const struct quantize_args *args, struct exec_stream *s)
     return quantize_push(args, &tile_ops_avx2, s);
 }
 
+int quantize_avx512(const struct quantize_args *args, struct exec_stream *s)
+{
+    return quantize_push(args, &tile_ops_avx512, s);
+}
+
 int product_reference(const struct product_args *args, struct exec_stream *s)
 {
     return product_push(args, &tile_ops_reference, s);
@@ -35,6 +40,11 @@ int product_reference(const struct product_args *args, struct exec_stream *s)
 int product_avx2(const struct product_args *args, struct exec_stream *s)
 {
     return product_push(args, &tile_ops_avx2, s);
+}
+
+int product_avx512(const struct product_args *args, struct exec_stream *s)
+{
+    return product_push(args, &tile_ops_avx512, s);
 }
 
 int experts_reference(const struct experts_args *args, struct exec_stream *s)
@@ -47,6 +57,11 @@ int experts_avx2(const struct experts_args *args, struct exec_stream *s)
     return experts_push(args, &tile_ops_avx2, s);
 }
 
+int experts_avx512(const struct experts_args *args, struct exec_stream *s)
+{
+    return experts_push(args, &tile_ops_avx512, s);
+}
+
 int swiglu_reference(const struct swiglu_args *args, struct exec_stream *s)
 {
     return swiglu_push(args, &tile_ops_reference, s);
@@ -55,4 +70,9 @@ int swiglu_reference(const struct swiglu_args *args, struct exec_stream *s)
 int swiglu_avx2(const struct swiglu_args *args, struct exec_stream *s)
 {
     return swiglu_push(args, &tile_ops_avx2, s);
+}
+
+int swiglu_avx512(const struct swiglu_args *args, struct exec_stream *s)
+{
+    return swiglu_push(args, &tile_ops_avx512, s);
 }

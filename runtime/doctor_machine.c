@@ -22,7 +22,8 @@ void doctor_processor(const struct settings *s, struct finding *f)
     __builtin_cpu_init();
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                  __builtin_cpu_supports("avx512vnni");
     if (avx2)
         finding_set(f, FINDING_OK, NULL, "AVX2 and FMA%s: the fast CPU kernels run",
                     avx512 ? ", AVX-512 with VNNI" : "");

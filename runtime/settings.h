@@ -38,7 +38,7 @@ struct settings {
     uint32_t chunk;     /* --chunk: rows of a prompt step, 64 on CPU cards */
     uint32_t
         threads; /* --threads: per stage, 0 = the processors shared out among the run's CPU cards of this host */
-    char *kernels; /* --kernels auto|avx2|reference|float */
+    char *kernels; /* --kernels auto|avx512|avx2|reference|float */
     char *kv;      /* --kv f16|f32 (float kernels: f32) */
     char *launch;  /* --launch TEMPLATE: how a stage is started; {stage} {host} {card}; "{stage}" */
     char *name;    /* --name: of the control socket; default "ebbtide-<pid>" */

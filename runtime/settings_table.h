@@ -33,7 +33,7 @@ struct setting {
     const char *default_words; /* what help shows in place of default_value */
     uint64_t min, max;         /* SETTING_U32, _U64, _CARD_MIB */
     double real_min, real_max; /* SETTING_F64 */
-    const char *choices;       /* "auto|avx2" */
+    const char *choices;       /* "auto|avx512" */
     int (*check)(const char *value,
                  struct error *err); /* text: what else must hold; says what was wanted */
     const char *help;

@@ -44,7 +44,7 @@ static void help(void)
          "                   (two layers of olmoe-1b-7b, 0.7 GB; with --quick a tiny one)\n"
          "  --threads N      of the kernels and of each stage; default: the processors, and what\n"
          "                   ebbtide chooses\n"
-         "  --kernels SET    auto, avx2, reference, ...; default: auto\n"
+         "  --kernels SET    auto, avx512, avx2, reference, ...; default: auto\n"
          "  --csv FILE       the rows as comma-separated values too\n"
          "  --quick          a few seconds in all; figures are rough\n"
          "  -h, --help       this page\n\n"

@@ -39,6 +39,16 @@ def golden():
     return json.loads((DATA / "golden_public.json").read_text(encoding="utf-8"))
 
 
+def processor_has(*flags):
+    """Whether the processor, and the system on it, offers all of these, as /proc/cpuinfo calls them."""
+    cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    offered = re.search(r"^flags\s*:(.*)$", cpuinfo, re.M)
+    return offered is not None and set(flags) <= set(offered[1].split())
+
+
+AVX512 = processor_has("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni")
+
+
 def encode(text):
     """Percent-encodes whatever is not plainly safe, which the grammar allows."""
     data = text.encode() if isinstance(text, str) else text

@@ -7,14 +7,14 @@ import itertools
 import random
 import unittest
 
-from ebbtide import FULL, EbbtideTest, golden
+from ebbtide import AVX512, FULL, EbbtideTest, golden
 
 AXES = {
     "cards": (1, 2, 3, 4, 8),
     "chunk": (1, 16, 64, 512),
     "cache": ("whole", "halved", "floor"),
     "threads": (1, 2),
-    "kernels": ("avx2", "reference"),
+    "kernels": ("avx512", "avx2", "reference") if AVX512 else ("avx2", "reference"),
 }
 KV_TOKENS = 4096  # given, or the engine would rather choose less of it than shrink the cache
 SHORT, LONG_IDS, N_SHORT, N_LONG = "Call me Ishmael.", 200, 48, 24
@@ -137,6 +137,12 @@ class Exactness(ExactRuns):
         rows = all_rows(AXES) if FULL else covering_array(AXES)
         self.check_rows(rows, {"cards": 1, "chunk": 64, "cache": "whole", "threads": 1, "kernels": "reference"})
         print(f"exactness: {len(rows)} rows of {len(all_rows(AXES))} gave the same ids")
+
+    @unittest.skipUnless(AVX512, "this processor has no AVX-512 with VNNI")
+    def test_avx512_is_among_the_kernels_that_are_compared_and_what_auto_takes(self):
+        self.assertIn("avx512", AXES["kernels"])
+        row = {"cards": 2, "chunk": 16, "cache": "floor", "threads": 2}
+        self.assertEqual(self.results({**row, "kernels": "auto"}), self.results({**row, "kernels": "avx512"}))
 
     def test_the_covering_array_holds_every_pair(self):
         rows = covering_array(AXES)

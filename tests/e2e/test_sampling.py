@@ -7,7 +7,7 @@ import signal
 import struct
 import unittest
 
-from ebbtide import EbbtideTest, golden, ids_text
+from ebbtide import AVX512, EbbtideTest, golden, ids_text
 from stage import Stage, rows
 
 SHORT = "Call me Ishmael."
@@ -84,7 +84,8 @@ class Sampling(EbbtideTest):
         prompt = golden()[10]["prompt_ids"][:120]
         wanted = None
         for cards, flags in ((1, {"kernels": "reference"}), (1, {"chunk": 7}), (2, {}), (3, {"chunk": 16}),
-                             (8, {"kernels": "avx2", "chunk": 1})):
+                             (8, {"kernels": "avx2", "chunk": 1}),
+                             *[(2, {"kernels": "avx512", "chunk": 5})] * AVX512):
             with self.subTest(cards=cards, **flags):
                 engine = self.serve(cards, **flags)
                 got = self.whole(engine, "g", 40, prompt, **SAMPLED)

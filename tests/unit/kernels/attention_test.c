@@ -78,7 +78,8 @@ static void attend(struct world *w, const struct kernel_set *set, struct card *c
 {
     size_t at = ((size_t)sequence * MAX_TOKENS + first) * w->n_heads * w->head_dim;
     struct attention_args args = {
-        world_view(w), w->q + at, out, n, w->n_heads, 1.0f / sqrtf((float)w->head_dim)};
+        world_view(w), w->q + at, out, n, w->n_heads, 1.0f / sqrtf((float)w->head_dim),
+        first + n,     NULL};
     rows_of(w, sequence, first, n);
     cr_assert_eq(set->attention(&args, card->stream), 0);
     card_wait(card);
@@ -123,7 +124,6 @@ static const struct shape {
 
 Test(attention, every_set_is_near_the_definition_and_the_exact_ones_agree_on_the_bits)
 {
-    static const char *const names[] = {"reference", "avx2", "float"};
     static const size_t asked[] = {0, 1, 31, 32, 255, 256, 300, 511, 512, 599};
     struct card card = card_open(2);
     for (size_t shape = 0; shape < 2 * N_SHAPES; shape++) {
@@ -131,9 +131,9 @@ Test(attention, every_set_is_near_the_definition_and_the_exact_ones_agree_on_the
         struct world w =
             world_of(sh->n_heads, sh->n_kv_heads, sh->head_dim, shape % 2 == 0 ? KV_F16 : KV_F32);
         size_t n = w.n_heads * w.head_dim;
-        float *out[3];
-        for (size_t s = 0; s < 3; s++) {
-            const struct kernel_set *set = set_named(names[s]);
+        float *out[N_SETS];
+        for (size_t s = 0; s < N_SETS; s++) {
+            const struct kernel_set *set = set_named(set_names[s]);
             out[s] = bytes_of(n * sizeof(float) * 10);
             if (set == NULL)
                 set = set_named("reference");
@@ -145,17 +145,20 @@ Test(attention, every_set_is_near_the_definition_and_the_exact_ones_agree_on_the
                 attend(&w, set, &card, 1, asked[i], 1, out[s] + i * n);
             }
         }
-        cr_assert_eq(memcmp(out[0], out[1], 10 * n * sizeof(float)), 0, "shape %zu", shape);
+        for (size_t s = 1; s < N_EXACT; s++)
+            cr_assert_eq(memcmp(out[0], out[s], 10 * n * sizeof(float)), 0, "%s, shape %zu",
+                         set_names[s], shape);
         for (size_t i = 0; i < 10; i++)
             for (size_t h = 0; h < w.n_heads; h++) {
                 double want[HEAD_DIM_MAX];
                 naive(&w, 1, asked[i], h, want);
                 for (size_t d = 0; d < w.head_dim; d++)
-                    for (size_t s = 0; s < 3; s++)
+                    for (size_t s = 0; s < N_SETS; s++)
                         cr_assert_float_eq(out[s][i * n + h * w.head_dim + d], want[d],
-                                           s == 2 ? 1e-5 : 1e-4);
+                                           s == N_EXACT ? 1e-5 : 1e-4);
             }
-        free(out[0]), free(out[1]), free(out[2]);
+        for (size_t s = 0; s < N_SETS; s++)
+            free(out[s]);
         world_free(&w);
     }
     card_close(&card);
@@ -185,7 +188,8 @@ static void prefill_and_decode_compare(const char *name, int threads, enum kv_ty
 Test(attention, a_decoded_row_has_the_bits_of_the_prefilled_one_with_any_number_of_threads)
 {
     for (int threads = 1; threads <= 3; threads++)
-        prefill_and_decode_compare("avx2", threads, threads == 2 ? KV_F32 : KV_F16);
+        for (size_t s = 1; s < N_EXACT; s++)
+            prefill_and_decode_compare(set_names[s], threads, threads == 2 ? KV_F32 : KV_F16);
     prefill_and_decode_compare("reference", 2, KV_F16);
 }
 
@@ -225,7 +229,7 @@ Test(attention, inert_rows_touch_no_kv_and_no_output)
     memcpy(w.positions, positions, sizeof positions);
     struct kv_store_args stored = {world_view(&w), w.k - 64, w.v - 64,
                                    3}; /* row 1 again as it is */
-    struct attention_args args = {world_view(&w), w.q, &out[0][0][0], 3, 2, 0.125f};
+    struct attention_args args = {world_view(&w), w.q, &out[0][0][0], 3, 2, 0.125f, 1, NULL};
     cr_assert_eq(set->kv_store(&stored, card.stream), 0);
     cr_assert_eq(set->attention(&args, card.stream), 0);
     card_wait(&card);
@@ -248,7 +252,7 @@ Test(attention, half_floats_are_rounded_to_nearest_even_in_every_set)
     struct card card = card_open(1);
     uint64_t state = 23;
     float *x = bytes_of(N * sizeof *x);
-    uint16_t *blocks[2];
+    uint16_t *blocks;
     int32_t table[1] = {0}, zero[1] = {0};
     for (size_t i = 0; i < N; i++) {
         uint32_t bits =
@@ -257,22 +261,22 @@ Test(attention, half_floats_are_rounded_to_nearest_even_in_every_set)
         if (i < sizeof edges / sizeof edges[0])
             x[i] = edges[i];
     }
-    for (int s = 0; s < 2; s++) {
-        const struct kernel_set *set = set_named(s == 0 ? "reference" : "avx2");
-        blocks[s] = bytes_of(2 * 32 * 256 * sizeof(uint16_t));
+    for (size_t s = 0; s < N_EXACT; s++) {
+        const struct kernel_set *set = set_named(set_names[s]);
+        blocks = bytes_of(2 * 32 * 256 * sizeof(uint16_t));
         if (set == NULL)
             set = set_named("reference");
         for (size_t at = 0; at < N; at += 256) {
-            struct kv_view kv = {blocks[s], 0, KV_F16, 1, 256, table, 1, zero, zero};
+            struct kv_view kv = {blocks, 0, KV_F16, 1, 256, table, 1, zero, zero};
             struct kv_store_args args = {kv, x + at, x + at, 1};
             cr_assert_eq(set->kv_store(&args, card.stream), 0);
             card_wait(&card);
             for (size_t i = 0; i < 256; i++) {
                 _Float16 want = (_Float16)x[at + i];
-                cr_assert_eq(memcmp(&want, &blocks[s][i], sizeof want), 0, "%a", x[at + i]);
+                cr_assert_eq(memcmp(&want, &blocks[i], sizeof want), 0, "%a", x[at + i]);
             }
         }
-        free(blocks[s]);
+        free(blocks);
     }
     free(x);
     card_close(&card);

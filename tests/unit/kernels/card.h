@@ -45,6 +45,11 @@ static inline void card_close(struct card *c)
     exec_cpu.close(c->exec);
 }
 
+/* Every set; the first N_EXACT have the same bits. */
+static const char *const set_names[] = {"reference", "avx2", "avx512", "float"};
+#define N_SETS  4
+#define N_EXACT 3
+
 /* Memory aligned to 64 bytes, filled with 0xcd, with a byte past the end that a sanitizer
  * guards. */
 static inline void *bytes_of(size_t n)

@@ -385,6 +385,14 @@ Test(exec, a_set_is_found_by_name_or_refused_by_name)
     cr_assert_not_null(strstr(err.text, "avx9"));
 }
 
+Test(exec, auto_is_avx512_where_the_processor_runs_it)
+{
+    if (set_named("avx512") == NULL)
+        cr_skip("this processor has no AVX-512 with VNNI");
+    cr_assert_str_eq(set_named("avx512")->name, "avx512");
+    cr_assert_str_eq(set_named("auto")->name, "avx512");
+}
+
 Test(exec, shared_memory_comes_zeroed_and_a_size_that_cannot_be_is_refused)
 {
     struct card card = card_open(1);

@@ -73,6 +73,22 @@ static size_t lanes_that_differ(const float x[8])
 }
 #pragma GCC pop_options
 
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")
+#include "kernels/expf_avx512.h"
+static size_t lanes_that_differ_of_16(const float x[16])
+{
+    float sixteen[16];
+    size_t n = 0;
+    _mm512_storeu_ps(sixteen, ebb_expf16(_mm512_loadu_ps(x)));
+    for (int i = 0; i < 16; i++) {
+        float one = ebb_expf(x[i]);
+        n += memcmp(&one, &sixteen[i], sizeof one) != 0;
+    }
+    return n;
+}
+#pragma GCC pop_options
+
 Test(expf, eight_lanes_give_the_bits_of_one)
 {
     if (set_named("avx2") == NULL)
@@ -85,6 +101,23 @@ Test(expf, eight_lanes_give_the_bits_of_one)
         for (uint32_t i = 0; i < 8; i++)
             x[i] = from_bits((uint32_t)bits + 43 * i);
         n += lanes_that_differ(x);
+    }
+    cr_assert_eq(n, 0, "%zu values differ", n);
+}
+
+Test(expf, sixteen_lanes_give_the_bits_of_one)
+{
+    if (set_named("avx512") == NULL)
+        cr_skip("this processor has no AVX-512 with VNNI");
+    static const float special[16] = {
+        0.0f,   -0.0f,  INFINITY, -INFINITY, 88.7228394f, -103.972077f, 1e-45f, -87.4f,
+        88.73f, 88.72f, -104.0f,  -103.0f,   3e38f,       -3e38f,       89.0f,  -90.0f};
+    size_t n = lanes_that_differ_of_16(special);
+    for (uint64_t bits = 0; bits < 0x100000000ull; bits += 16 * 43) {
+        float x[16];
+        for (uint32_t i = 0; i < 16; i++)
+            x[i] = from_bits((uint32_t)bits + 43 * i);
+        n += lanes_that_differ_of_16(x);
     }
     cr_assert_eq(n, 0, "%zu values differ", n);
 }
@@ -113,11 +146,13 @@ Test(swiglu, is_the_formula_in_every_set_and_may_write_over_its_gate)
     swiglu_run("float", &card, &args);
     for (size_t i = 0; i < N; i++)
         cr_assert_float_eq(other[i], reference[i], 1e-6f * fabsf(reference[i]) + 1e-36f);
-    if (set_named("avx2") != NULL) {
-        args.y = gate;
-        swiglu_run("avx2", &card, &args);
-        cr_assert_eq(memcmp(gate, reference, sizeof reference), 0);
-    }
+    for (size_t s = 1; s < N_EXACT; s++)
+        if (set_named(set_names[s]) != NULL) {
+            memcpy(other, gate, sizeof other);
+            args.gate = args.y = other;
+            swiglu_run(set_names[s], &card, &args);
+            cr_assert_eq(memcmp(other, reference, sizeof reference), 0);
+        }
     free(gate), free(up);
     card_close(&card);
 }

@@ -1,8 +1,6 @@
 /* norm_test.c - norms, rotation and gathering: the sets agree on the bits, and the bits on the mathematics. */
 #include "inputs.h"
 
-static const char *const exact_sets[] = {"reference", "avx2"};
-
 static float *twice_of(const float *x, size_t n)
 {
     float *copy = bytes_of(n * sizeof *copy);
@@ -19,22 +17,24 @@ Test(norm, rmsnorm_gives_the_same_bits_in_every_exact_set_for_all_inputs_and_len
         for (int kind = 0; kind < INPUT_KINDS; kind++) {
             size_t n = lengths[l];
             float *x = values_of(N_ROWS * n, (enum input_kind)kind, &state);
-            float *weight = values_of(n, INPUT_RANDOM, &state), *y[2] = {NULL, NULL};
-            for (int s = 0; s < 2; s++) {
-                const struct kernel_set *set = set_named(exact_sets[s]);
+            float *weight = values_of(n, INPUT_RANDOM, &state), *y[N_EXACT] = {NULL};
+            for (size_t s = 0; s < N_EXACT; s++) {
+                const struct kernel_set *set = set_named(set_names[s]);
                 if (set == NULL)
                     continue;
                 y[s] = twice_of(x, N_ROWS * n);
                 struct rmsnorm_args args = {x, weight, y[s], N_ROWS, n, 1e-6f};
-                if (s == 1)
+                if (s > 0)
                     args.x = y[s]; /* in place */
                 cr_assert_eq(set->rmsnorm(&args, card.stream), 0);
                 card_wait(&card);
             }
-            if (y[1] != NULL)
-                cr_assert_eq(memcmp(y[0], y[1], N_ROWS * n * sizeof(float)), 0, "n %zu kind %d", n,
-                             kind);
-            free(x), free(weight), free(y[0]), free(y[1]);
+            for (size_t s = 1; s < N_EXACT; s++)
+                cr_assert(y[s] == NULL || memcmp(y[0], y[s], N_ROWS * n * sizeof(float)) == 0,
+                          "%s n %zu kind %d", set_names[s], n, kind);
+            free(x), free(weight);
+            for (size_t s = 0; s < N_EXACT; s++)
+                free(y[s]);
         }
     card_close(&card);
 }
@@ -42,15 +42,14 @@ Test(norm, rmsnorm_gives_the_same_bits_in_every_exact_set_for_all_inputs_and_len
 Test(norm, rmsnorm_is_near_the_fp64_sum_in_every_set)
 {
     enum { N = 2048 };
-    static const char *const names[] = {"reference", "avx2", "float"};
     uint64_t state = 12;
     struct card card = card_open(1);
     float *x = values_of(N, INPUT_RANDOM, &state), *weight = values_of(N, INPUT_RANDOM, &state);
     double sum = 0;
     for (size_t i = 0; i < N; i++)
         sum += (double)x[i] * x[i];
-    for (size_t s = 0; s < 3; s++) {
-        const struct kernel_set *set = set_named(names[s]);
+    for (size_t s = 0; s < N_SETS; s++) {
+        const struct kernel_set *set = set_named(set_names[s]);
         float y[N];
         struct rmsnorm_args args = {x, weight, y, 1, N, 1e-5f};
         if (set == NULL)
@@ -114,15 +113,14 @@ Test(rope, angles_are_scaled_by_one_product_after_rounding)
 {
     enum { N_ROWS = 3, N_HALF = 32, N = N_ROWS * N_HALF * 2 };
     static const int32_t positions[N_ROWS] = {0, 5, 40000};
-    static const char *const names[] = {"reference", "avx2", "float"};
     const float scale = 1.1386294f;
     double inv_freq[N_HALF];
     float plain[N], scaled[N];
     struct card card = card_open(2);
     for (int i = 0; i < N_HALF; i++)
         inv_freq[i] = pow(1e4, -(double)i / N_HALF);
-    for (int s = 0; s < 3; s++) {
-        const struct kernel_set *set = set_named(names[s]);
+    for (size_t s = 0; s < N_SETS; s++) {
+        const struct kernel_set *set = set_named(set_names[s]);
         struct rope_angles_args args = {positions, inv_freq, N_ROWS, N_HALF, 1.0f, plain};
         if (set == NULL)
             continue;
@@ -144,9 +142,9 @@ static void head_rope_compare(struct card *card, size_t head_dim, size_t n_half,
     size_t n = N_ROWS * N_HEADS * head_dim;
     float *x = values_of(n, INPUT_RANDOM, &state),
           *weight = values_of(head_dim, INPUT_RANDOM, &state);
-    float *angles = values_of(N_ROWS * n_half * 2, INPUT_RANDOM, &state), *y[2] = {NULL, NULL};
-    for (int s = 0; s < 2; s++) {
-        const struct kernel_set *set = set_named(exact_sets[s]);
+    float *angles = values_of(N_ROWS * n_half * 2, INPUT_RANDOM, &state), *y[N_EXACT] = {NULL};
+    for (size_t s = 0; s < N_EXACT; s++) {
+        const struct kernel_set *set = set_named(set_names[s]);
         if (set == NULL)
             continue;
         y[s] = twice_of(x, n);
@@ -155,8 +153,8 @@ static void head_rope_compare(struct card *card, size_t head_dim, size_t n_half,
         cr_assert_eq(set->head_rope(&args, card->stream), 0);
         card_wait(card);
     }
-    if (y[1] != NULL)
-        cr_assert_eq(memcmp(y[0], y[1], n * sizeof(float)), 0);
+    for (size_t s = 1; s < N_EXACT; s++)
+        cr_assert(y[s] == NULL || memcmp(y[0], y[s], n * sizeof(float)) == 0, "%s", set_names[s]);
     for (size_t h = 0; h < N_ROWS * N_HEADS && !norm; h++) {
         const float *from = x + h * head_dim, *to = y[0] + h * head_dim;
         const float *angle = angles + h / N_HEADS * n_half * 2;
@@ -169,7 +167,9 @@ static void head_rope_compare(struct card *card, size_t head_dim, size_t n_half,
         cr_assert_eq(
             memcmp(from + 2 * n_half, to + 2 * n_half, (head_dim - 2 * n_half) * sizeof *to), 0);
     }
-    free(x), free(weight), free(angles), free(y[0]), free(y[1]);
+    free(x), free(weight), free(angles);
+    for (size_t s = 0; s < N_EXACT; s++)
+        free(y[s]);
 }
 
 Test(rope, heads_turn_alike_in_every_exact_set_and_dimensions_past_the_pairs_stay)

@@ -46,55 +46,74 @@ static void product_run(const char *name, struct card *card, struct product *p)
     card_wait(card);
 }
 
-/* Runs both sets on the same inputs and compares every bit. */
-static void sets_compare(struct card *card, uint32_t type, size_t n_in, size_t n_out, size_t n_rows,
-                         enum input_kind kind)
+/* One case: what both sets get. */
+struct shape {
+    uint32_t type;
+    size_t n_in, n_out, n_rows;
+    enum input_kind kind;
+};
+
+/* Runs the reference and a set on the same inputs and compares every bit. */
+static void sets_compare(const char *name, struct card *card, struct shape s)
 {
-    struct product p = product_make(type, n_in, n_out, n_rows, kind);
+    struct product p = product_make(s.type, s.n_in, s.n_out, s.n_rows, s.kind);
     float *first = bytes_of(p.y_bytes);
     product_run("reference", card, &p);
     memcpy(first, p.y, p.y_bytes);
     memset(p.y, 0xcd, p.y_bytes);
-    product_run("avx2", card, &p);
-    cr_assert_eq(memcmp(first, p.y, p.y_bytes), 0, "type %u, %zu x %zu, %zu rows, inputs %d", type,
-                 n_out, n_in, n_rows, kind);
+    product_run(name, card, &p);
+    cr_assert_eq(memcmp(first, p.y, p.y_bytes), 0, "%s, type %u, %zu x %zu, %zu rows, inputs %d",
+                 name, s.type, s.n_out, s.n_in, s.n_rows, s.kind);
     free(first);
     product_free(&p);
 }
 
-Test(product, has_the_same_bits_in_the_reference_and_avx2_for_every_type_shape_and_input)
+/* Every type, shape and kind of input. */
+static void set_compare(const char *name)
 {
     static const size_t widths[] = {32, 64, 96, 256, 288, 512, 768, 2048};
     static const size_t outs[] = {1, 2, 7, 8, 9, 16, 33, 67}, rows[] = {1, 2, 3, 4, 5, 7, 8, 33};
     struct card card = card_open(2);
-    if (set_named("avx2") == NULL)
-        cr_skip("this processor has no AVX2");
     for (size_t t = 0; t < N_QUANTISED_TYPES; t++)
         for (size_t w = 0; w < sizeof widths / sizeof widths[0]; w++)
             for (size_t i = 0; i < 64; i++) {
-                uint32_t type = quantised_types[t];
-                if (tensor_row_bytes(type, widths[w]) == 0 || (widths[w] == 2048 && i % 8 != i / 8))
+                struct shape s = {quantised_types[t], widths[w], outs[i / 8], rows[i % 8], 0};
+                if (tensor_row_bytes(s.type, s.n_in) == 0 || (s.n_in == 2048 && i % 8 != i / 8))
                     continue;
-                for (int kind = 0; kind < INPUT_KINDS; kind++)
+                for (int kind = 0; kind < INPUT_KINDS; kind++) {
+                    s.kind = (enum input_kind)kind;
                     if (kind == INPUT_RANDOM || (i + w) % INPUT_KINDS == (size_t)kind)
-                        sets_compare(&card, type, widths[w], outs[i / 8], rows[i % 8],
-                                     (enum input_kind)kind);
+                        sets_compare(name, &card, s);
+                }
             }
     card_close(&card);
 }
 
+Test(product, has_the_same_bits_in_the_reference_and_avx2_for_every_type_shape_and_input)
+{
+    if (set_named("avx2") == NULL)
+        cr_skip("this processor has no AVX2");
+    set_compare("avx2");
+}
+
+Test(product, has_the_same_bits_in_the_reference_and_avx512_for_every_type_shape_and_input)
+{
+    if (set_named("avx512") == NULL)
+        cr_skip("this processor has no AVX-512 with VNNI");
+    set_compare("avx512");
+}
+
 Test(product, has_the_same_bits_with_one_two_and_three_threads)
 {
-    static const char *const names[] = {"reference", "avx2"};
     for (size_t t = 0; t < N_QUANTISED_TYPES; t++)
-        for (size_t s = 0; s < 2; s++) {
+        for (size_t s = 0; s < N_EXACT; s++) {
             struct product p = product_make(quantised_types[t], 512, 203, 11, INPUT_RANDOM);
             float *first = bytes_of(p.y_bytes);
-            if (set_named(names[s]) != NULL)
+            if (set_named(set_names[s]) != NULL)
                 for (int n_threads = 1; n_threads <= 3; n_threads++) {
                     struct card card = card_open(n_threads);
                     memset(p.y, 0xcd, p.y_bytes);
-                    product_run(names[s], &card, &p);
+                    product_run(set_names[s], &card, &p);
                     if (n_threads == 1)
                         memcpy(first, p.y, p.y_bytes);
                     cr_assert_eq(memcmp(first, p.y, p.y_bytes), 0);
@@ -108,20 +127,19 @@ Test(product, has_the_same_bits_with_one_two_and_three_threads)
 Test(product, gives_a_row_the_same_bits_alone_and_in_any_batch)
 {
     enum { ROWS = 37, OUT = 19, IN = 256 };
-    static const char *const names[] = {"reference", "avx2", "float"};
     struct card card = card_open(2);
     for (size_t t = 0; t < N_QUANTISED_TYPES; t++)
-        for (size_t s = 0; s < 3; s++) {
+        for (size_t s = 0; s < N_SETS; s++) {
             struct product p = product_make(quantised_types[t], IN, OUT, ROWS, INPUT_RANDOM);
             float together[ROWS * OUT];
-            if (set_named(names[s]) != NULL) {
-                product_run(names[s], &card, &p);
+            if (set_named(set_names[s]) != NULL) {
+                product_run(set_names[s], &card, &p);
                 memcpy(together, p.y, sizeof together);
                 p.args.n_rows = 1;
                 for (size_t r = 0; r < ROWS; r++) {
                     p.args.x = p.x + r * IN;
                     p.args.a = (uint8_t *)p.a + r * activation_row_bytes(IN);
-                    cr_assert_eq(set_named(names[s])->product(&p.args, card.stream), 0);
+                    cr_assert_eq(set_named(set_names[s])->product(&p.args, card.stream), 0);
                     card_wait(&card);
                     cr_assert_eq(memcmp(p.y, together + r * OUT, OUT * sizeof(float)), 0);
                 }
@@ -194,22 +212,21 @@ Test(product, of_the_float_set_is_the_plain_sum_without_quantised_activations)
 Test(product, adds_the_bias_and_then_the_old_value_to_a_finished_element)
 {
     enum { ROWS = 3, OUT = 13 };
-    static const char *const names[] = {"reference", "avx2", "float"};
     struct card card = card_open(1);
     uint64_t state = 23;
     float *bias = values_of(OUT, INPUT_RANDOM, &state),
           *old = values_of(ROWS * OUT, INPUT_RANDOM, &state);
     for (size_t t = 0; t < N_QUANTISED_TYPES; t++)
-        for (size_t s = 0; s < 3; s++) {
+        for (size_t s = 0; s < N_SETS; s++) {
             struct product p = product_make(quantised_types[t], 256, OUT, ROWS, INPUT_RANDOM);
             float plain[ROWS * OUT];
-            if (set_named(names[s]) != NULL) {
-                product_run(names[s], &card, &p);
+            if (set_named(set_names[s]) != NULL) {
+                product_run(set_names[s], &card, &p);
                 memcpy(plain, p.y, sizeof plain);
                 memcpy(p.y, old, ROWS * OUT * sizeof *old);
                 p.args.bias = bias;
                 p.args.accumulate = true;
-                product_run(names[s], &card, &p);
+                product_run(set_names[s], &card, &p);
                 for (size_t i = 0; i < ROWS * OUT; i++) {
                     float with_bias = plain[i] + bias[i % OUT];
                     cr_assert_eq(p.y[i], old[i] + with_bias);
@@ -223,16 +240,15 @@ Test(product, adds_the_bias_and_then_the_old_value_to_a_finished_element)
 
 Test(product, refuses_unknown_types_and_broken_widths_without_a_launch)
 {
-    static const char *const names[] = {"reference", "avx2", "float"};
     struct card card = card_open(1);
     struct product_args args = {.type = 99, .n_in = 256, .n_out = 1, .n_rows = 1};
-    for (size_t s = 0; s < 3; s++) {
-        if (set_named(names[s]) == NULL)
+    for (size_t s = 0; s < N_SETS; s++) {
+        if (set_named(set_names[s]) == NULL)
             continue;
         args.type = 99, args.n_in = 256;
-        cr_assert_eq(set_named(names[s])->product(&args, card.stream), EBB_EUNSUPPORTED);
+        cr_assert_eq(set_named(set_names[s])->product(&args, card.stream), EBB_EUNSUPPORTED);
         args.type = TENSOR_Q4_K, args.n_in = 128;
-        cr_assert_eq(set_named(names[s])->product(&args, card.stream), EBB_EUNSUPPORTED);
+        cr_assert_eq(set_named(set_names[s])->product(&args, card.stream), EBB_EUNSUPPORTED);
     }
     card_close(&card);
 }

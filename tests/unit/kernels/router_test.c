@@ -1,8 +1,6 @@
 /* router_test.c - routing and unquantised products: exact across sets, right by definition. */
 #include "inputs.h"
 
-static const char *const names[] = {"reference", "avx2", "float"};
-
 /* F32, F16 or BF16 weights, finite, and the same as fp32. */
 static void *plain_weights(uint32_t type, size_t n, float *wide, uint64_t *state)
 {
@@ -35,17 +33,18 @@ static void product_compare(struct card *card, uint32_t type, size_t n_in, size_
     void *w = plain_weights(type, N_OUT * n_in, wide, &state);
     float *x = values_of(n_rows * n_in, kind, &state),
           *bias = values_of(N_OUT, INPUT_RANDOM, &state);
-    float *before = values_of(n_rows * N_OUT, INPUT_RANDOM, &state), *y[3];
+    float *before = values_of(n_rows * N_OUT, INPUT_RANDOM, &state), *y[N_SETS];
     size_t bytes = n_rows * N_OUT * sizeof(float);
-    for (int s = 0; s < 3; s++) {
-        const struct kernel_set *set = set_named(names[s]);
+    for (size_t s = 0; s < N_SETS; s++) {
+        const struct kernel_set *set = set_named(set_names[s]);
         y[s] = memcpy(bytes_of(bytes), before, bytes);
         struct product_args args = {type, w, n_in, N_OUT, n_rows, x, NULL, bias, y[s], true};
         cr_assert_eq((set != NULL ? set : set_named("reference"))->product(&args, card->stream), 0);
         card_wait(card);
     }
-    cr_assert_eq(memcmp(y[0], y[1], bytes), 0, "type %u n_in %zu rows %zu kind %d", type, n_in,
-                 n_rows, (int)kind);
+    for (size_t s = 1; s < N_EXACT; s++)
+        cr_assert_eq(memcmp(y[0], y[s], bytes), 0, "%s type %u n_in %zu rows %zu kind %d",
+                     set_names[s], type, n_in, n_rows, (int)kind);
     for (size_t i = 0; i < n_rows * N_OUT; i++) {
         double sum = 0, size = 0;
         for (size_t j = 0; j < n_in; j++) {
@@ -54,11 +53,12 @@ static void product_compare(struct card *card, uint32_t type, size_t n_in, size_
             size += fabs(term);
         }
         double want = before[i] + (sum + bias[i % N_OUT]);
-        for (int s = 0; s < 3 && size < 1e38; s++)
+        for (size_t s = 0; s < N_SETS && size < 1e38; s++)
             cr_assert_float_eq(y[s][i], want, 1e-6 * (size + fabs(want)) + 1e-30);
     }
     free(wide), free(w), free(x), free(bias), free(before);
-    free(y[0]), free(y[1]), free(y[2]);
+    for (size_t s = 0; s < N_SETS; s++)
+        free(y[s]);
 }
 
 Test(product, unquantised_weights_give_the_same_bits_in_every_exact_set)
@@ -108,10 +108,11 @@ Test(router, sets_agree_choices_follow_the_definition_and_rows_do_not_depend_on_
                                        N_USED,         N_ROWS, true,     2.5f, logits,
                                        NULL,           NULL,   positions};
             struct routing first = route(set_named("reference"), &card, args);
-            if (set_named("avx2") != NULL) {
-                struct routing second = route(set_named("avx2"), &card, args);
-                cr_assert_eq(memcmp(&first, &second, sizeof first), 0);
-            }
+            for (size_t s = 1; s < N_EXACT; s++)
+                if (set_named(set_names[s]) != NULL) {
+                    struct routing second = route(set_named(set_names[s]), &card, args);
+                    cr_assert_eq(memcmp(&first, &second, sizeof first), 0, "%s", set_names[s]);
+                }
             for (int r = 0; r < N_ROWS; r++) {
                 double sum = 0;
                 for (int i = 0; i < N_USED; i++) {
@@ -142,8 +143,8 @@ Test(router, probabilities_are_of_all_experts_and_ties_go_to_the_lower_id)
     struct router_args args = {TENSOR_F32, weights, x,      1,    5,    3,        1,
                                false,      1,       logits, NULL, NULL, positions};
     double sum = 2 * exp(1) + 2 * exp(3) + exp(2);
-    for (int s = 0; s < 3; s++) {
-        const struct kernel_set *set = set_named(names[s]);
+    for (size_t s = 0; s < N_SETS; s++) {
+        const struct kernel_set *set = set_named(set_names[s]);
         if (set == NULL)
             continue;
         struct routing got = route(set, &card, args);

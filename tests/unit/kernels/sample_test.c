@@ -209,21 +209,20 @@ Test(sample, a_row_is_drawn_alike_alone_and_in_company)
 Test(sample, every_set_draws_the_same_tokens)
 {
     enum { N_ROWS = 60, N = 777 };
-    static const char *const names[] = {"reference", "avx2", "float"};
     uint64_t state = 45;
     struct card card = card_open(2);
     float *logits = values_of(N_ROWS * N, INPUT_RANDOM, &state);
     void *scratch = bytes_of(set()->sample_scratch_bytes(N_ROWS, N));
     struct sample_params params[N_ROWS];
-    int32_t ids[3][N_ROWS];
+    int32_t ids[N_SETS][N_ROWS];
     for (int i = 0; i < N_ROWS; i++)
         params[i] = (struct sample_params){.temperature = 0.5f + (float)(i % 5),
                                            .top_p = 0.95f,
                                            .top_k = i % 2 * 100,
                                            .seed = 10,
                                            .position = i};
-    for (int s = 0; s < 3; s++) {
-        const struct kernel_set *named = set_named(names[s]);
+    for (size_t s = 0; s < N_SETS; s++) {
+        const struct kernel_set *named = set_named(set_names[s]);
         struct sample_args args = {.logits = logits,
                                    .n_rows = N_ROWS,
                                    .n_vocab = N,
@@ -233,8 +232,8 @@ Test(sample, every_set_draws_the_same_tokens)
         cr_assert_eq((named != NULL ? named : set())->sample(&args, card.stream), 0);
         card_wait(&card);
     }
-    cr_assert_eq(memcmp(ids[0], ids[1], sizeof ids[0]), 0);
-    cr_assert_eq(memcmp(ids[0], ids[2], sizeof ids[0]), 0);
+    for (size_t s = 1; s < N_SETS; s++)
+        cr_assert_eq(memcmp(ids[0], ids[s], sizeof ids[0]), 0, "%s", set_names[s]);
     free(logits), free(scratch);
     card_close(&card);
 }
@@ -299,15 +298,14 @@ static void adjust_plainly(const struct adjusted *a, int row, float *logits)
 
 Test(sample, penalties_and_biases_draw_as_from_logits_adjusted_by_hand_in_every_set)
 {
-    static const char *const names[] = {"reference", "avx2", "float"};
     struct card card = card_open(2);
     struct adjusted a = adjusted_rows();
     float *by_hand = bytes_of(ADJUST_N * sizeof *by_hand);
     float *before = bytes_of(ADJUST_ROWS * ADJUST_N * sizeof *before);
     void *scratch = bytes_of(set()->sample_scratch_bytes(ADJUST_ROWS, ADJUST_N));
     memcpy(before, a.logits, ADJUST_ROWS * ADJUST_N * sizeof *before);
-    for (int s = 0; s < 3; s++) {
-        const struct kernel_set *named = set_named(names[s]);
+    for (size_t s = 0; s < N_SETS; s++) {
+        const struct kernel_set *named = set_named(set_names[s]);
         int32_t ids[ADJUST_ROWS];
         int n_moved = 0;
         struct sample_args args = {.logits = a.logits,
@@ -328,8 +326,8 @@ Test(sample, penalties_and_biases_draw_as_from_logits_adjusted_by_hand_in_every_
                                           .seed = p->seed,
                                           .position = p->position};
             adjust_plainly(&a, r, by_hand);
-            cr_assert_eq(ids[r], draw_one(&card, by_hand, ADJUST_N, plain), "%s row %d", names[s],
-                         r);
+            cr_assert_eq(ids[r], draw_one(&card, by_hand, ADJUST_N, plain), "%s row %d",
+                         set_names[s], r);
             n_moved += ids[r] != draw_one(&card, a.logits + r * ADJUST_N, ADJUST_N, plain);
         }
         cr_assert_gt(n_moved, 0, "the settings did nothing");
@@ -363,18 +361,17 @@ Test(sample, neutral_penalties_draw_the_same_and_read_no_history)
 Test(logprob, is_the_log_of_the_softmax_and_the_same_in_every_set)
 {
     enum { N = 3001, ROWS = 3 };
-    static const char *const names[] = {"reference", "avx2", "float"};
     uint64_t state = 48;
     struct card card = card_open(2);
     float *logits = values_of(ROWS * N, INPUT_RANDOM, &state);
     int32_t ids[ROWS] = {5, 0, N - 1};
-    double norms[3][ROWS];
+    double norms[N_SETS][ROWS];
     float chosen[ROWS];
     logits[N] = NAN;
     logits[N + 1] = -INFINITY;
     ids[1] = 1;
-    for (int s = 0; s < 3; s++) {
-        const struct kernel_set *named = set_named(names[s]);
+    for (size_t s = 0; s < N_SETS; s++) {
+        const struct kernel_set *named = set_named(set_names[s]);
         struct logprob_args args = {logits, ROWS, N, ids, norms[s], chosen};
         cr_assert_eq((named != NULL ? named : set())->logprob(&args, card.stream), 0);
         card_wait(&card);
@@ -386,8 +383,8 @@ Test(logprob, is_the_log_of_the_softmax_and_the_same_in_every_set)
         cr_assert_float_eq(norms[0][r], log(sum), 1e-6);
         cr_assert_eq(chosen[r], logits[r * N + ids[r]]);
     }
-    cr_assert_eq(memcmp(norms[0], norms[1], sizeof norms[0]), 0);
-    cr_assert_eq(memcmp(norms[0], norms[2], sizeof norms[0]), 0);
+    for (size_t s = 1; s < N_SETS; s++)
+        cr_assert_eq(memcmp(norms[0], norms[s], sizeof norms[0]), 0, "%s", set_names[s]);
     free(logits);
     card_close(&card);
 }

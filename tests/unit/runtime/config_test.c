@@ -99,7 +99,7 @@ static const struct bad {
     {"model: [a]\n", 1, "model: expected text (FILE), got a list", NULL},
     {"model:\n", 1, "model: expected text (FILE), got nothing", NULL},
     {"model: {file: x}\n", 1, "model: expected text (FILE), got a map", NULL},
-    {"kernels: [avx2]\n", 1, "kernels: expected one of auto|avx2", NULL},
+    {"kernels: [avx2]\n", 1, "kernels: expected one of auto|avx512|avx2", NULL},
     {"vram: 5\n", 1, "vram: expected a map of keys, got a value", NULL},
     {"vram: [5]\n", 1, "vram: expected a map of keys, got a list", NULL},
     {"vram:\n", 1, "vram: expected a map of keys, got a value", NULL},
