@@ -134,7 +134,7 @@ class StageDies(EbbtideTest):
         engine.finish()
 
     def test_a_reserve_stays_in_force_over_a_restart(self):
-        engine = self.serve(2, vram_mib="32,32", segment_mib=1)
+        engine = self.serve(2, vram_mib="64,64", segment_mib=self.segment_mib)
         start = engine.stat()[1]
         cache = engine.vram(f"VRAM {start['free_mib'] + 3} 1")[1]["cache_mib"]
         os.kill(engine.stages()[1], signal.SIGKILL)
