@@ -88,7 +88,7 @@ class Receipts(GpuTest):
         """Waits until every slot has its expert again."""
         limit = time.monotonic() + 60
         while engine.stat()[0]["resident"] < engine.stat()[0]["slots_full"]:
-            engine.ids(f"warm{time.monotonic_ns()}", 8, golden()[1]["prompt_ids"], ignore_eos=1)
+            engine.ids(f"warm{time.monotonic_ns()}", 8, byte_prompts(1)[0], ignore_eos=1)
             self.assertLess(time.monotonic(), limit, engine.stat()[0].raw)
 
     def hem(self, engine):
