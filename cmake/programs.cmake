@@ -1,7 +1,8 @@
 # The programs. A main() lives in a folder of its own (stages/bin, runtime/bin) or in tools/, never in a room's library.
 file(GLOB tool_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tools/*.c)
 if(EXISTS ${CMAKE_SOURCE_DIR}/stages/bin/stage_cpu.c)
-  program(ebbtide-stage-cpu stages/bin/stage_cpu.c stages)
+  program(ebbtide-stage-cpu stages/bin/stage_cpu.c stages PkgConfig::HWLOC)
+  target_sources(ebbtide-stage-cpu PRIVATE stages/bin/processors.c)
 endif()
 if(EXISTS ${CMAKE_SOURCE_DIR}/runtime/bin/ebbtide.c)
   program(ebbtide runtime/bin/ebbtide.c runtime)

@@ -28,6 +28,10 @@ struct exec_doorbell;
 struct exec_settings {
     int device;    /* the card's number as its driver counts; CPU: only a name */
     int n_threads; /* CPU: workers of a stream's loops, the stream's own thread counted; >= 1 */
+    /* CPU: thread i keeps to processor cpus[i mod n_cpus], the thread of the stream opened first being thread 0; other
+     * streams' threads, and all where this is NULL, run where the thread that opens them may. Read in open() only. */
+    const int *cpus;
+    size_t n_cpus;
 };
 
 struct exec_driver {

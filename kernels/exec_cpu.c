@@ -55,6 +55,7 @@ struct exec {
     int wake_fd;
     _Atomic bool woken;          /* wake_fd has been written since the last clear */
     struct exec_stream *streams; /* open ones; control thread */
+    int first_cpu;               /* of the first stream's thread; < 0: anywhere, or taken already */
 };
 
 struct exec_stream {
@@ -397,12 +398,13 @@ static int cpu_stream_open(struct exec *e, struct exec_stream **out, struct erro
         stream_free(s);
         return error_set(err, EBB_ENOMEM, "cpu stream: no memory for its queue");
     }
-    int rc = cpu_thread_start(stream_main, s, "ebb-stream", &s->thread);
+    int rc = cpu_thread_start(stream_main, s, "ebb-stream", e->first_cpu, &s->thread);
     if (rc != 0) {
         stream_free(s);
-        return error_set(err, EBB_ENOMEM, "cpu stream: its thread could not start: %s",
+        return error_set(err, cpu_thread_code(rc), "cpu stream: its thread could not start: %s",
                          strerror(rc));
     }
+    e->first_cpu = -1;
     s->next = e->streams;
     e->streams = s;
     *out = s;
@@ -448,11 +450,12 @@ static int cpu_open(struct exec **out, const struct exec_settings *settings, str
     if (e == NULL)
         return error_set(err, EBB_ENOMEM, "cpu:%d: no memory", settings->device);
     int rc;
+    e->first_cpu = settings->n_cpus > 0 ? settings->cpus[0] : -1;
     e->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (e->wake_fd < 0)
         rc = error_set(err, EBB_EIO, "cpu:%d: eventfd: %s", settings->device, strerror(errno));
     else
-        rc = pool_cpu_open(&e->pool, n_threads - 1, err);
+        rc = pool_cpu_open(&e->pool, n_threads - 1, settings, err);
     if (rc != 0) {
         cpu_close(e);
         return rc;

@@ -10,6 +10,7 @@
  * Refuses: nothing at run time; a pool without workers runs every loop on the caller.
  */
 #include "kernels/pool_cpu.h"
+#include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -32,19 +33,45 @@ struct pool_cpu {
     unsigned long threads[];
 };
 
-int cpu_thread_start(void *(*run)(void *), void *arg, const char *name, unsigned long *thread)
+/* The processor is an attribute, so that the thread never runs (and touches memory) elsewhere. */
+static int place_set(pthread_attr_t *attr, int cpu)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (cpu >= CPU_SETSIZE)
+        return EINVAL;
+    CPU_SET((size_t)cpu, &set);
+    return pthread_attr_setaffinity_np(attr, sizeof set, &set);
+}
+
+int cpu_thread_start(void *(*run)(void *), void *arg, const char *name, int cpu,
+                     unsigned long *thread)
 {
     sigset_t all, before;
+    pthread_attr_t attr;
     pthread_t started;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int rc = pthread_create(&started, NULL, run, arg);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int rc = pthread_attr_init(&attr);
+    if (rc != 0)
+        return rc;
+    if (cpu >= 0)
+        rc = place_set(&attr, cpu);
+    if (rc == 0) {
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        rc = pthread_create(&started, &attr, run, arg);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+    }
+    (void)pthread_attr_destroy(&attr);
     if (rc != 0)
         return rc;
     (void)pthread_setname_np(started, name);
     *thread = started;
     return 0;
+}
+
+int cpu_thread_code(int rc)
+{
+    return rc == EINVAL ? EBB_EINVAL : EBB_ENOMEM;
 }
 
 void cpu_thread_join(unsigned long thread)
@@ -133,7 +160,13 @@ static void *worker_main(void *arg)
     return NULL;
 }
 
-int pool_cpu_open(struct pool_cpu **out, int n_workers, struct error *err)
+static int worker_cpu(const struct exec_settings *s, size_t worker)
+{
+    return s->n_cpus > 0 ? s->cpus[(worker + 1) % s->n_cpus] : -1;
+}
+
+int pool_cpu_open(struct pool_cpu **out, int n_workers, const struct exec_settings *settings,
+                  struct error *err)
 {
     struct pool_cpu *p = calloc(1, sizeof *p + (size_t)n_workers * sizeof p->threads[0]);
     if (p == NULL)
@@ -142,12 +175,14 @@ int pool_cpu_open(struct pool_cpu **out, int n_workers, struct error *err)
     pthread_cond_init(&p->posted, NULL);
     pthread_cond_init(&p->left, NULL);
     for (; p->n_workers < (size_t)n_workers; p->n_workers++) {
-        int rc = cpu_thread_start(worker_main, p, "ebb-worker", &p->threads[p->n_workers]);
+        int rc = cpu_thread_start(worker_main, p, "ebb-worker", worker_cpu(settings, p->n_workers),
+                                  &p->threads[p->n_workers]);
         if (rc != 0) {
-            error_set(err, EBB_ENOMEM, "cpu workers: thread %zu of %d could not start: %s",
-                      p->n_workers + 1, n_workers, strerror(rc));
+            int code = error_set(err, cpu_thread_code(rc),
+                                 "cpu workers: thread %zu of %d could not start: %s",
+                                 p->n_workers + 1, n_workers, strerror(rc));
             pool_cpu_close(p);
-            return EBB_ENOMEM;
+            return code;
         }
     }
     *out = p;

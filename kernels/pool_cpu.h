@@ -39,12 +39,17 @@ static inline void cpu_relax(void)
 #endif
 }
 
-/* Starts a thread that no signal is delivered to: signals belong to the process's main thread. 0 or an errno. */
-int cpu_thread_start(void *(*run)(void *), void *arg, const char *name, unsigned long *thread);
+/* Starts a thread that no signal is delivered to: signals belong to the process's main thread. cpu >= 0: on that
+ * processor from its first instruction to its last. 0 or an errno (EINVAL: not a processor that may be used). */
+int cpu_thread_start(void *(*run)(void *), void *arg, const char *name, int cpu,
+                     unsigned long *thread);
+int cpu_thread_code(int rc); /* that errno as a code of this room's */
 void cpu_thread_join(unsigned long thread);
 
-/* n_workers >= 0 threads. 0, EBB_ENOMEM (memory or a thread refused; nothing is left behind). */
-int pool_cpu_open(struct pool_cpu **p, int n_workers, struct error *err);
+/* n_workers >= 0 threads; worker i is thread i + 1 of `settings` for its cpus. 0, EBB_ENOMEM (memory or a thread
+ * refused), EBB_EINVAL (a processor that may not be used); nothing is left behind. */
+int pool_cpu_open(struct pool_cpu **p, int n_workers, const struct exec_settings *settings,
+                  struct error *err);
 void pool_cpu_close(struct pool_cpu *p); /* NULL is fine; no loop may be open */
 
 /* A stream says that it begins (true) or ends running operations; loops are expected in between. */

@@ -62,6 +62,7 @@ static int held_read(const struct message *m, struct held *h, struct error *err)
         {"workspace", &h->workspace}, {"stream", &h->stream},   {"link", &h->link},
         {"blas", &h->blas},           {"context", &h->context}, {"free", &h->free},
         {"total", &h->total},         {"slots", &h->slots},     {"slots_full", &h->slots_full},
+        {"threads", &h->threads},
     };
     *h = (struct held){0};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
@@ -113,6 +114,26 @@ void bringup_loaded(struct engine *e, struct peer *p)
         p->state = PEER_READY;
 }
 
+/* Which of the run's CPU cards on its host a card is, and of how many: they share its processors out. */
+static void pin_add(const struct settings *s, const struct card_setting *card,
+                    struct line_writer *w)
+{
+    const char *pin = card->pin[0] != '\0' ? card->pin : s->pin;
+    uint32_t share = 0, n_shares = 0;
+    char text[24];
+    if (card->kind != CARD_CPU || pin == NULL || strcmp(pin, "none") == 0)
+        return;
+    for (size_t i = 0; i < s->n_cards; i++)
+        if (s->cards[i].kind == CARD_CPU && strcmp(s->cards[i].host, card->host) == 0) {
+            if (&s->cards[i] == card)
+                share = n_shares;
+            n_shares++;
+        }
+    (void)snprintf(text, sizeof text, "%" PRIu32 "/%" PRIu32, share, n_shares);
+    line_key(w, "pin", pin);
+    line_key(w, "share", text);
+}
+
 static void load_send(struct engine *e, struct peer *p)
 {
     const struct plan_stage *plan = &e->plan.stages[p->index];
@@ -134,7 +155,9 @@ static void load_send(struct engine *e, struct peer *p)
     line_u64(&w, "sequences", e->sizes.n_sequences);
     line_u64(&w, "kv_tokens", e->sizes.kv_tokens);
     line_u64(&w, "chunk", e->sizes.chunk);
-    line_u64(&w, "threads", e->sizes.threads);
+    if (s->threads > 0)
+        line_u64(&w, "threads", s->threads);
+    pin_add(s, p->card, &w);
     line_key(&w, "kernels", s->kernels != NULL ? s->kernels : "auto");
     line_key(&w, "kv", e->sizes.kv_is_f32 ? "f32" : "f16");
     line_u64(&w, "epoch", e->epoch);
@@ -165,10 +188,8 @@ static int sizes_decide(struct engine *e, struct error *err)
     if (code != 0)
         return code;
     engine_log(e, "info",
-               "context %u, KV for %u positions, segments of %" PRIu64
-               " MiB, chunks of %u rows, %u threads",
-               e->sizes.context, e->sizes.kv_tokens, e->sizes.segment_mib, e->sizes.chunk,
-               e->sizes.threads);
+               "context %u, KV for %u positions, segments of %" PRIu64 " MiB, chunks of %u rows",
+               e->sizes.context, e->sizes.kv_tokens, e->sizes.segment_mib, e->sizes.chunk);
     e->sized = true;
     return 0;
 }

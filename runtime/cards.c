@@ -371,10 +371,10 @@ static void plan_answer(struct engine *e, struct card_command *k)
             "PLAN device=%" PRIu32 " card=%s layers=%" PRIu32 "-%" PRIu32 " total_mib=%" PRIu64
             " reserve_mib=%" PRIu64 " segment_mib=%" PRIu64 " weights=%" PRIu64 " kv=%" PRIu64
             " workspace=%" PRIu64 " cache=%" PRIu64 " slots=%" PRIu64 " slots_full=%" PRIu64
-            " kv_tokens=%" PRIu32 " context=%" PRIu32 " chunk=%" PRIu32 " threads=%" PRIu32 "\n",
+            " kv_tokens=%" PRIu32 " context=%" PRIu32 " chunk=%" PRIu32 " threads=%" PRIu64 "\n",
             i, p->label, e->plan.stages[i].layer_first, e->plan.stages[i].layer_last, p->total_mib,
             p->base_mib, e->sizes.segment_mib, h->weights, h->kv, h->workspace, h->cache, h->slots,
-            h->slots_full, e->sizes.kv_tokens, e->sizes.context, e->sizes.chunk, e->sizes.threads);
+            h->slots_full, e->sizes.kv_tokens, e->sizes.context, e->sizes.chunk, h->threads);
         k->lines[i] = strdup(line);
     }
     answer_whole(e, k, "PLAN-DONE\n");

@@ -22,6 +22,8 @@ const struct config_card_key config_card_keys[CONFIG_CARD_KEYS] = {
     [CONFIG_CARD_LAUNCH] = {"launch", "a command such as {stage}",
                             "how its stage is started, in place of launch below", true,
                             "\"ssh {host} {stage}\""},
+    [CONFIG_CARD_PIN] = {"pin", "none, cores, numa or processors such as 0-7,16",
+                         "where its threads keep to, in place of pin below", true, "0-7"},
 };
 
 int config_card_find(const char *key, struct nearest *nearest)
@@ -64,6 +66,9 @@ int config_card_set(struct config_card *card, size_t key, const char *value, str
         return code != 0 ? code : short_text_set(card->host, sizeof card->host, value, err);
     case CONFIG_CARD_VRAM: return mib_set(value, &s->vram_mib, &card->has_vram, err);
     case CONFIG_CARD_RESERVE: return mib_set(value, &s->reserve_mib, &card->has_reserve, err);
+    case CONFIG_CARD_PIN:
+        code = pin_check(value, err);
+        return code != 0 ? code : short_text_set(s->pin, sizeof s->pin, value, err);
     default:
         code = launch_check(value, err);
         return code != 0 ? code : short_text_set(s->launch, sizeof s->launch, value, err);
@@ -90,5 +95,6 @@ int config_card_add(const struct config_card *card, struct card_setting *cards, 
     s->vram_mib = card->setting.vram_mib;
     s->reserve_mib = card->setting.reserve_mib;
     memcpy(s->launch, card->setting.launch, sizeof s->launch);
+    memcpy(s->pin, card->setting.pin, sizeof s->pin);
     return 0;
 }

@@ -1,4 +1,5 @@
 /* runtime/doctor_machine.c - the checks that concern the machine: processor, cores, kernel calls, limits (see doctor.h). */
+#include "protocol/pin.h"
 #include "runtime/doctor.h"
 
 #include <errno.h>
@@ -50,22 +51,75 @@ static double group_limit(void)
     return n == 2 && period > 0 ? quota / period : 0;
 }
 
+/* How many of the processors are the first of their core. */
+static int cores_count(const cpu_set_t *set)
+{
+    int n = 0, first;
+    for (int i = 0; i < CPU_SETSIZE; i++) {
+        char path[96];
+        if (!CPU_ISSET((size_t)i, set))
+            continue;
+        (void)snprintf(path, sizeof path,
+                       "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", i);
+        FILE *file = fopen(path, "re");
+        n += file == NULL || fscanf(file, "%d", &first) != 1 || first == i;
+        if (file != NULL)
+            (void)fclose(file);
+    }
+    return n;
+}
+
+static int memory_nodes_count(void)
+{
+    char path[64];
+    int n = 0;
+    for (int i = 0; i < PIN_PROCESSORS_MAX; i++) {
+        (void)snprintf(path, sizeof path, "/sys/devices/system/node/node%d", i);
+        n += access(path, F_OK) == 0;
+    }
+    return n > 0 ? n : 1;
+}
+
+/* The first listed processor that this process may not use, or -1. */
+static int pin_missing(const char *text, const cpu_set_t *set)
+{
+    struct pin pin;
+    if (text == NULL || pin_parse(&pin, text, NULL) != 0 || pin.how != PIN_LIST)
+        return -1;
+    for (int i = 0; i < PIN_PROCESSORS_MAX; i++)
+        if (pin.listed[i] && !CPU_ISSET((size_t)i, set))
+            return i;
+    return -1;
+}
+
 void doctor_cores(const struct settings *s, struct finding *f)
 {
     cpu_set_t set;
     int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
     double limit = group_limit();
     uint32_t n_local = 0;
-    for (size_t i = 0; i < s->n_cards; i++)
-        n_local += s->cards[i].kind == CARD_CPU && s->cards[i].host[0] == '\0';
-    if (limit > 0 && limit < n)
+    int missing = -1;
+    for (size_t i = 0; i < s->n_cards; i++) {
+        const struct card_setting *card = &s->cards[i];
+        if (card->kind != CARD_CPU || card->host[0] != '\0')
+            continue;
+        n_local++;
+        if (missing < 0)
+            missing = pin_missing(card->pin[0] != '\0' ? card->pin : s->pin, &set);
+    }
+    if (missing >= 0)
+        finding_set(f, FINDING_FAILS, "list processors that this process may use (nproc, taskset)",
+                    "pin names processor %d, which may not be used here", missing);
+    else if (limit > 0 && limit < n)
         finding_set(f, FINDING_MIND, "set --threads to what the group may use, or widen its quota",
                     "%d processors, but the control group lets %.1f run at once", n, limit);
     else if (s->threads > (uint32_t)n)
         finding_set(f, FINDING_MIND, "more threads than processors only wait for each other",
                     "%d processors, --threads %" PRIu32, n, s->threads);
     else
-        finding_set(f, FINDING_OK, NULL, "%d processors for %" PRIu32 " CPU card(s)", n, n_local);
+        finding_set(f, FINDING_OK, NULL,
+                    "%d processors, %d cores, %d memory node(s) for %" PRIu32 " CPU card(s)", n,
+                    cores_count(&set), memory_nodes_count(), n_local);
 }
 
 /* The calls that cards and supervision rest on. */

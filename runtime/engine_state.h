@@ -48,7 +48,7 @@ enum { LINK_IN = 1, LINK_OUT = 2, LINK_BACK_IN = 4, LINK_BACK_OUT = 8 };
 struct held { /* HELD, in bytes */
     uint64_t weights, kv, cache, workspace, stream, link, blas, context, free, total, slots,
         slots_full;
-    uint64_t kv_blocks, block_tokens;
+    uint64_t kv_blocks, block_tokens, threads;
 };
 
 struct card_command;

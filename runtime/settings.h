@@ -21,6 +21,7 @@ struct card_setting {
     uint64_t vram_mib;    /* capacity that may be used, 0 = the driver's default */
     uint64_t reserve_mib; /* the start's reserve */
     char launch[256];     /* its own launch template; "" = the run's */
+    char pin[256];        /* where its threads keep to (protocol/pin.h); "" = the run's */
 };
 
 enum on_eof { ON_EOF_FINISH, ON_EOF_CANCEL };
@@ -36,8 +37,8 @@ struct settings {
     uint32_t parallel;  /* --parallel: sequences at once, 4 */
     uint32_t kv_tokens; /* --kv-tokens: positions of all sequences together, 0 = chosen */
     uint32_t chunk;     /* --chunk: rows of a prompt step, 64 on CPU cards */
-    uint32_t
-        threads; /* --threads: per stage, 0 = the processors shared out among the run's CPU cards of this host */
+    uint32_t threads;   /* --threads: of a CPU card, 0 = as many as processors that it may use */
+    char *pin;     /* --pin none|cores|numa|LIST: the processors of CPU cards (protocol/pin.h) */
     char *kernels; /* --kernels auto|avx512|avx2|reference|float */
     char *kv;      /* --kv f16|f32 (float kernels: f32) */
     char *launch;  /* --launch TEMPLATE: how a stage is started; {stage} {host} {card}; "{stage}" */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "protocol/message.h"
+#include "protocol/pin.h"
 
 #define ORDINAL_MAX 4095
 
@@ -140,6 +141,12 @@ int launch_check(const char *value, struct error *err)
                              (int)n_word + 2, brace);
     }
     return 0;
+}
+
+int pin_check(const char *value, struct error *err)
+{
+    struct pin pin;
+    return pin_parse(&pin, value, err);
 }
 
 int plain_name_check(const char *value, struct error *err)

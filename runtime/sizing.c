@@ -133,16 +133,6 @@ static uint64_t segment_choose(const struct settings *s, const struct model *m,
     return segment > least ? segment : least;
 }
 
-static uint32_t threads_choose(const struct settings *s)
-{
-    long n_cores = sysconf(_SC_NPROCESSORS_ONLN);
-    uint32_t n_cards = 0;
-    for (size_t i = 0; i < s->n_cards; i++)
-        n_cards += s->cards[i].kind == CARD_CPU && s->cards[i].host[0] == '\0';
-    uint32_t share = (uint32_t)(n_cores > 0 ? n_cores : 1) / (n_cards > 0 ? n_cards : 1);
-    return share > 0 ? share : 1;
-}
-
 static int context_choose(struct sizes *z, const struct settings *s, const struct model *m,
                           struct error *err)
 {
@@ -194,7 +184,6 @@ int sizing_choose(struct sizes *z, const struct settings *s, const struct model 
         return code;
     bool is_float = s->kernels != NULL && strcmp(s->kernels, "float") == 0;
     z->kv_is_f32 = is_float || (s->kv != NULL && strcmp(s->kv, "f32") == 0);
-    z->threads = s->threads != 0 ? s->threads : threads_choose(s);
     z->n_sequences = s->parallel + DONORS;
     if (z->chunk > z->context)
         z->chunk = z->context;

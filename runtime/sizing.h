@@ -1,5 +1,5 @@
 /* runtime/sizing.h - what the coordinator decides before LOAD: context, KV positions, segment size,
- * chunk, threads.
+ * chunk.
  *
  * Pure arithmetic on the model's geometry, the plan and what each card's HELLO says. It only
  * chooses; whether it fits is for the stage to say, which knows its driver. Given values are taken
@@ -11,7 +11,7 @@
 #include "runtime/settings.h"
 
 struct sizes {
-    uint32_t context, kv_tokens, chunk, threads, n_sequences;
+    uint32_t context, kv_tokens, chunk, n_sequences;
     uint64_t segment_mib;
     bool kv_is_f32;
 };

@@ -8,7 +8,6 @@
 
 #include <inttypes.h>
 #include <string.h>
-#include <unistd.h>
 
 #define MIB                 (UINT64_C(1) << 20)
 #define LOAD_PIECE_BYTES    (16 * MIB)
@@ -86,15 +85,29 @@ static int read_numbers(const struct message *m, struct load_settings *l, struct
     return rc;
 }
 
+/* pin=cores share=0/2 */
+static int read_pin(const struct message *m, struct load_settings *l, struct error *err)
+{
+    const char *pin = message_key(m, "pin"), *share = message_key(m, "share");
+    struct error why = {0};
+    int used = 0;
+    int rc = pin_parse(&l->pin, pin != NULL ? pin : "none", &why);
+    if (rc != 0)
+        return error_set(err, rc, "pin: %s", why.text);
+    if (share != NULL &&
+        (sscanf(share, "%4" SCNu32 "/%4" SCNu32 "%n", &l->share, &l->n_shares, &used) != 2 ||
+         share[used] != '\0' || l->share >= l->n_shares))
+        return error_set(err, EBB_EINVAL, "share: wanted one such as 0/2, got '%.40s'", share);
+    return 0;
+}
+
 static int read_load(const struct message *m, struct load_settings *l, struct error *err)
 {
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    *l = (struct load_settings){.n_stages = 1,
-                                .segment_mib = 512,
-                                .n_sequences = 4,
-                                .chunk = 64,
-                                .n_threads = cores > 0 ? (uint32_t)cores : 1};
+    *l = (struct load_settings){
+        .n_stages = 1, .segment_mib = 512, .n_sequences = 4, .chunk = 64, .n_shares = 1};
     int rc = read_names(m, l, err);
+    if (rc == 0)
+        rc = read_pin(m, l, err);
     return rc != 0 ? rc : read_numbers(m, l, err);
 }
 
@@ -128,11 +141,34 @@ static int open_model(struct stage *s, const struct message *m, struct error *er
     return 0;
 }
 
+/* Before any memory is touched: what this thread and those it starts touch first lies near them. */
+static int open_pin(struct stage *s, struct error *err)
+{
+    struct processor all[PIN_PROCESSORS_MAX];
+    size_t n = 0;
+    int rc = 0;
+    s->pinned = (struct pin_choice){0};
+    if (s->load.pin.how != PIN_NONE && s->platform->processors == NULL)
+        return error_set(err, EBB_EUNSUPPORTED, "pin: none wanted, a %s card's threads stay free",
+                         s->platform->kind);
+    if (s->load.pin.how != PIN_NONE)
+        rc = s->platform->processors(all, PIN_PROCESSORS_MAX, &n, err);
+    if (rc == 0)
+        rc = pin_choose(&s->pinned, &s->load.pin, all, n, s->load.share, s->load.n_shares, err);
+    if (rc == 0)
+        rc = pin_bind(&s->bound, &s->pinned, err);
+    if (s->load.n_threads == 0)
+        s->load.n_threads = (uint32_t)(s->pinned.n > 0 ? s->pinned.n : pin_processors_allowed());
+    return rc;
+}
+
 static int open_compute(struct stage *s, struct error *err)
 {
     const struct exec_driver *exec = s->platform->exec;
     struct exec_settings settings = {.device = s->card_setting.device,
-                                     .n_threads = (int)s->load.n_threads};
+                                     .n_threads = (int)s->load.n_threads,
+                                     .cpus = s->pinned.processors,
+                                     .n_cpus = s->pinned.one_each ? s->pinned.n : 0};
     size_t rows = s->load.chunk > s->load.n_sequences ? s->load.chunk : s->load.n_sequences;
     s->kernels = s->platform->kernels(s->load.kernels, err);
     if (s->kernels == NULL)
@@ -246,6 +282,7 @@ void load_release(struct stage *s)
     if (s->card != NULL)
         exec->close(s->card);
     s->card = NULL;
+    pin_unbind(&s->bound);
     model_close(s->model);
     s->model = NULL;
     s->vram_moving = false;
@@ -264,6 +301,8 @@ void load_command(struct stage *s, const struct message *m)
     int rc = read_load(m, &s->load, &err);
     if (rc == 0)
         rc = open_model(s, m, &err);
+    if (rc == 0)
+        rc = open_pin(s, &err);
     if (rc == 0)
         rc = open_compute(s, &err);
     if (rc == 0)

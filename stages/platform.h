@@ -4,6 +4,7 @@
 #pragma once
 #include "kernels/kernels.h"
 #include "stages/link.h"
+#include "stages/pin.h"
 #include "vmm/driver.h"
 
 struct platform_card {
@@ -18,6 +19,8 @@ struct platform {
     int (*memory_open)(struct vmm_driver *d, const struct platform_card *card, struct error *err);
     int (*describe)(const struct platform_card *card, char *name, size_t name_max, char *uuid,
                     size_t uuid_max, struct error *err);
+    /* The processors that its threads may use, for `pin`; NULL: its threads are not placed. */
+    int (*processors)(struct processor *all, size_t max, size_t *n, struct error *err);
     const struct exec_driver *exec;
     const struct kernel_set *(*kernels)(const char *name, struct error *err);
     const struct link_driver *const *links; /* NULL-terminated; the first is the default */

@@ -35,6 +35,9 @@ struct load_settings {
     uint32_t context, n_sequences, chunk, n_threads, epoch;
     char kernels[16];
     enum kv_type kv;
+    struct pin pin;
+    uint32_t share,
+        n_shares; /* this card is number `share` of the run's n_shares CPU cards on this host */
 };
 
 enum want { WANT_NONE, WANT_LAST, WANT_TOP };
@@ -116,6 +119,8 @@ struct stage {
     struct vmm_driver memory; /* open for the whole life */
     struct load_settings load;
     struct exec *card;
+    struct pin_choice pinned;
+    struct pin_bound bound; /* the control thread, from LOAD to RELEASE */
     struct exec_stream *compute;
     struct model *model;
     const struct kernel_set *kernels;

@@ -298,5 +298,6 @@ void held_say(struct stage *s)
     line_u64(&w, "slots_full", s->experts.n_slots_full);
     line_u64(&w, "kv_blocks", s->kv.shape.n_blocks);
     line_u64(&w, "block_tokens", KV_BLOCK_TOKENS);
+    line_u64(&w, "threads", s->load.n_threads);
     stage_say(s, &w);
 }

@@ -1,4 +1,5 @@
 /* stages/bin/stage_cpu.c - ebbtide-stage-cpu: the stage linked with the CPU's four tables. */
+#include "stages/bin/processors.h"
 #include "stages/platform.h"
 
 #include <stdio.h>
@@ -44,6 +45,7 @@ int main(int argc, char **argv)
                                  .program = "ebbtide-stage-cpu",
                                  .memory_open = cpu_memory_open,
                                  .describe = cpu_describe,
+                                 .processors = processors_read,
                                  .exec = &exec_cpu,
                                  .kernels = kernel_set_cpu,
                                  .links = links};

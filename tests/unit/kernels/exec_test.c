@@ -1,4 +1,5 @@
 /* exec_test.c - streams run in order, events and doorbells tell the truth, graphs repeat what was recorded. */
+#include <sched.h>
 #include <stdatomic.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -346,6 +347,58 @@ Test(exec, settings_out_of_range_are_refused_with_words)
     cr_assert_not_null(strstr(err.text, "cpu:3"));
     settings.n_threads = 1 << 20;
     cr_assert_eq(exec_cpu.open(&e, &settings, &err), EBB_EINVAL);
+}
+
+static void first_seen(void *ctx, size_t first, size_t last)
+{
+    cpu_set_t set;
+    cr_assert_eq(sched_getaffinity(0, sizeof set, &set), 0);
+    for (size_t i = first; i < last; i++)
+        ((int *)ctx)[i] = CPU_COUNT(&set) == 1 && CPU_ISSET((size_t)sched_getcpu(), &set);
+}
+
+struct pinned_op {
+    int *alone; /* [n] */
+    size_t n;
+    _Atomic bool *done;
+};
+
+static void pinned_job(const void *args, struct exec_cpu_worker *w)
+{
+    const struct pinned_op *op = args;
+    exec_cpu_parallel_for(w, op->n, 1, first_seen, op->alone);
+    atomic_store(op->done, true);
+}
+
+Test(exec, threads_keep_to_the_processors_they_were_given)
+{
+    struct error err = {0};
+    struct exec *e;
+    struct exec_stream *s, *other;
+    cpu_set_t mine;
+    int cpus[2] = {0}, alone[64] = {0};
+    size_t n = 0;
+    _Atomic bool done = false;
+    cr_assert_eq(sched_getaffinity(0, sizeof mine, &mine), 0);
+    for (int i = 0; i < CPU_SETSIZE && n < 2; i++)
+        if (CPU_ISSET((size_t)i, &mine))
+            cpus[n++] = i;
+    struct exec_settings settings = {.n_threads = 3, .cpus = cpus, .n_cpus = n};
+    cr_assert_eq(exec_cpu.open(&e, &settings, &err), 0, "%s", err.text);
+    cr_assert_eq(exec_cpu.stream_open(e, &s, &err), 0, "%s", err.text);
+    cr_assert_eq(exec_cpu.stream_open(e, &other, &err), 0, "%s", err.text);
+    struct pinned_op op = {alone, 64, &done};
+    cr_assert_eq(exec_cpu_push(s, pinned_job, &op, sizeof op), 0);
+    exec_cpu.close(e); /* drains */
+    cr_assert(atomic_load(&done));
+    for (size_t i = 0; i < 64; i++)
+        cr_assert(alone[i], "item %zu ran on a thread that was not kept to one processor", i);
+    cpus[0] = cpus[1] = CPU_SETSIZE - 1; /* not there */
+    cr_assert_eq(exec_cpu.open(&e, &settings, &err), EBB_EINVAL);
+    settings.n_threads = 1;
+    cr_assert_eq(exec_cpu.open(&e, &settings, &err), 0, "%s", err.text);
+    cr_assert_eq(exec_cpu.stream_open(e, &s, &err), EBB_EINVAL);
+    exec_cpu.close(e);
 }
 
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)

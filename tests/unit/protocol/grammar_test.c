@@ -35,6 +35,7 @@ static const char *const stage_requests[] = {
     "LOAD model=m.gguf fingerprint=0123456789abcdef device=1 stage=0 stages=2 layers=0-3 "
     "reserve_mib=0 segment_mib=1 "
     "context=2048 sequences=4 kv_tokens=8192 chunk=64 threads=1 kernels=auto kv=f16 epoch=1",
+    "LOAD model=m.gguf pin=cores share=1/2",
     "LINK epoch=1 in=listen host=127.0.0.1",
     "LINK epoch=1 out=unix:/tmp/x key=00ff",
     "LINK epoch=1 back-in=listen",

@@ -127,6 +127,11 @@ static const struct bad {
     {"context: many\n", 1, "got 'many'", NULL},
     {"parallel: 0\n", 1, "parallel: expected a whole number from 1 to 1024, got '0'", NULL},
     {"chunk: 8193\n", 1, "chunk: expected a whole number from 1 to 8192, got '8193'", NULL},
+    {"pin: some\n", 1, "pin: expected none, cores, numa or processors such as 0-7,16 (below 1024), got 'some'", NULL},
+    {"pin: 0-3,2-1\n", 1, "pin: expected", "got '0-3,2-1'"},
+    {"pin: '1024'\n", 1, "pin: expected", NULL},
+    {"pin: '1,'\n", 1, "pin: expected", NULL},
+    {"cards:\n  - card: cpu:0\n    pin: core\n", 3, "cards[0].pin: expected none, cores, numa or processors", NULL},
     {"threads: 1025\n", 1, "threads: expected a whole number from 0 to 1024", NULL},
     {"kv_tokens: 1073741825\n", 1, "kv_tokens: expected", NULL},
     {"stage_attempts: 101\n", 1, "stage_attempts: expected a whole number from 0 to 100", NULL},
@@ -412,11 +417,11 @@ Test(config, the_sample_reads_back_as_the_defaults)
     char **texts_s[] = {&s.model,          &s.split,       &s.kernels,    &s.kv,        &s.launch,
                         &s.name,           &s.control,     &s.name_space, &s.log_level, &s.output,
                         &s.prompt,         &s.prompt_file, &s.ids,        &s.ids_file,  &s.config,
-                        &s.config_checked, &s.logit_bias,  &s.logprobs};
+                        &s.config_checked, &s.logit_bias,  &s.logprobs,   &s.pin};
     char **texts_d[] = {&d.model,          &d.split,       &d.kernels,    &d.kv,        &d.launch,
                         &d.name,           &d.control,     &d.name_space, &d.log_level, &d.output,
                         &d.prompt,         &d.prompt_file, &d.ids,        &d.ids_file,  &d.config,
-                        &d.config_checked, &d.logit_bias,  &d.logprobs};
+                        &d.config_checked, &d.logit_bias,  &d.logprobs,   &d.pin};
     for (size_t i = 0; i < sizeof texts_s / sizeof texts_s[0]; i++) {
         char *a = *texts_s[i], *b = *texts_d[i];
         cr_expect(a == b || (a != NULL && b != NULL && strcmp(a, b) == 0), "%s is not %s", a, b);

@@ -55,13 +55,11 @@ Test(sizing, what_was_given_is_taken, .init = two_cards, .fini = done)
     s.segment_mib = 3;
     s.context = 100;
     s.kv_tokens = 300;
-    s.threads = 7;
     s.chunk = 512;
     cr_assert_eq(sizing_choose(&z, &s, m, &plan, total, 0, &err), 0);
     cr_assert_eq(z.segment_mib, 3);
     cr_assert_eq(z.context, 100);
     cr_assert_eq(z.kv_tokens, 300);
-    cr_assert_eq(z.threads, 7);
     cr_assert_eq(z.chunk, 100, "no chunk is longer than a context");
     s.context = 400;
     cr_assert_eq(sizing_choose(&z, &s, m, &plan, total, 0, &err), EBB_ERANGE);
