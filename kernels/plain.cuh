@@ -14,92 +14,119 @@
 #include <stdint.h>
 #include "kernels/blocks.h"
 
-/* Types of weights, as template arguments. */
+/* Types of weights, as template arguments: a value, and four of them as they are loaded. */
+struct plain_f32 {
+    float value;
+    struct four {
+        float4 values;
+    };
+};
 struct plain_f16 {
     uint16_t bits;
+    struct four {
+        uint2 bits;
+    };
 };
 struct plain_bf16 {
     uint16_t bits;
+    struct four {
+        uint2 bits;
+    };
 };
 
-static __device__ inline float plain_value(const float *w)
+static __device__ inline float plain_value(struct plain_f32 w)
 {
-    return *w;
+    return w.value;
 }
 
-static __device__ inline float plain_value(const struct plain_f16 *w)
+static __device__ inline float plain_value(struct plain_f16 w)
 {
-    return half_to_float(w->bits);
+    return half_to_float(w.bits);
 }
 
-static __device__ inline float plain_value(const struct plain_bf16 *w)
+static __device__ inline float plain_value(struct plain_bf16 w)
 {
-    return bfloat_to_float(w->bits);
+    return bfloat_to_float(w.bits);
 }
 
-static __device__ inline float4 plain_four(const float *w)
+static __device__ inline float4 plain_values(struct plain_f32::four w)
 {
-    return *(const float4 *)w;
+    return w.values;
 }
 
-static __device__ inline float4 plain_four(const struct plain_f16 *w)
+static __device__ inline float4 plain_values(struct plain_f16::four w)
 {
-    uint2 bits = *(const uint2 *)w;
-    float2 a = __half22float2(*(const __half2 *)&bits.x),
-           b = __half22float2(*(const __half2 *)&bits.y);
+    float2 a = __half22float2(*(const __half2 *)&w.bits.x);
+    float2 b = __half22float2(*(const __half2 *)&w.bits.y);
     return make_float4(a.x, a.y, b.x, b.y);
 }
 
-static __device__ inline float4 plain_four(const struct plain_bf16 *w)
+static __device__ inline float4 plain_values(struct plain_bf16::four w)
 {
-    uint2 bits = *(const uint2 *)w;
-    return make_float4(__uint_as_float(bits.x << 16), __uint_as_float(bits.x & 0xffff0000u),
-                       __uint_as_float(bits.y << 16), __uint_as_float(bits.y & 0xffff0000u));
+    return make_float4(__uint_as_float(w.bits.x << 16), __uint_as_float(w.bits.x & 0xffff0000u),
+                       __uint_as_float(w.bits.y << 16), __uint_as_float(w.bits.y & 0xffff0000u));
 }
 
 /* Whether rows of n_in values from these addresses can be read four at a time. */
 template <typename W>
 static __device__ inline bool plain_aligned(const W *w, const float *x, size_t n_in)
 {
-    return n_in % 4 == 0 && (uintptr_t)w % (4 * sizeof(W)) == 0 && (uintptr_t)x % 16 == 0;
+    return n_in % 4 == 0 && (uintptr_t)w % sizeof(typename W::four) == 0 && (uintptr_t)x % 16 == 0;
 }
 
-/* acc[r * O + o] = this lane's sum of w[o][i] * x[r][i]. UNROLL steps of 128 values are loaded together. */
-template <typename W, int R, int O, int UNROLL>
+/* Adds values i .. i + 3 of STEPS steps of 128; all are loaded before the first is used. */
+template <typename W, int R, int O, int STEPS>
+static __device__ inline void plain_steps(const W *const *w, const float *const *x, size_t i,
+                                          float (&acc)[R * O])
+{
+    typename W::four ws[STEPS][O];
+    float4 xs[STEPS][R];
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+#pragma unroll
+        for (int o = 0; o < O; o++)
+            ws[s][o] = *(const typename W::four *)(w[o] + i + 128 * s);
+#pragma unroll
+        for (int r = 0; r < R; r++)
+            xs[s][r] = *(const float4 *)(x[r] + i + 128 * s);
+    }
+#pragma unroll
+    for (int s = 0; s < STEPS; s++)
+#pragma unroll
+        for (int o = 0; o < O; o++) {
+            float4 four = plain_values(ws[s][o]);
+#pragma unroll
+            for (int r = 0; r < R; r++) {
+                float *sum = &acc[r * O + o];
+                *sum = __fmaf_rn(four.x, xs[s][r].x, *sum);
+                *sum = __fmaf_rn(four.y, xs[s][r].y, *sum);
+                *sum = __fmaf_rn(four.z, xs[s][r].z, *sum);
+                *sum = __fmaf_rn(four.w, xs[s][r].w, *sum);
+            }
+        }
+}
+
+/* acc[r * O + o] = this lane's sum of w[o][i] * x[r][i]. STEPS is how much is loaded at once; it does not show in the bits. */
+template <typename W, int R, int O, int STEPS>
 static __device__ inline void plain_sums(const W *const *w, const float *const *x, size_t n_in,
                                          bool aligned, float (&acc)[R * O])
 {
-    size_t first = threadIdx.x % 32 * 4;
+    size_t i = threadIdx.x % 32 * 4;
 #pragma unroll
     for (int e = 0; e < R * O; e++)
         acc[e] = 0.0f;
     if (!aligned) {
-        for (size_t i = first; i < n_in; i += 128)
+        for (; i < n_in; i += 128)
             for (size_t j = i; j < i + 4 && j < n_in; j++)
 #pragma unroll
                 for (int e = 0; e < R * O; e++)
-                    acc[e] = __fmaf_rn(plain_value(w[e % O] + j), x[e / O][j], acc[e]);
+                    acc[e] = __fmaf_rn(plain_value(w[e % O][j]), x[e / O][j], acc[e]);
         return;
     }
-#pragma unroll UNROLL
-    for (size_t i = first; i < n_in; i += 128) {
-        float4 xs[R];
-#pragma unroll
-        for (int r = 0; r < R; r++)
-            xs[r] = *(const float4 *)(x[r] + i);
-#pragma unroll
-        for (int o = 0; o < O; o++) {
-            float4 ws = plain_four(w[o] + i);
-#pragma unroll
-            for (int r = 0; r < R; r++) {
-                float *sum = &acc[r * O + o];
-                *sum = __fmaf_rn(ws.x, xs[r].x, *sum);
-                *sum = __fmaf_rn(ws.y, xs[r].y, *sum);
-                *sum = __fmaf_rn(ws.z, xs[r].z, *sum);
-                *sum = __fmaf_rn(ws.w, xs[r].w, *sum);
-            }
-        }
-    }
+    for (; i + 128 * (STEPS - 1) < n_in; i += 128 * STEPS)
+        plain_steps<W, R, O, STEPS>(w, x, i, acc);
+    for (; STEPS > 1 && i < n_in; i += 128)
+        plain_steps<W, R, O, 1>(w, x, i, acc);
 }
 
 /* One level of the butterfly and those after it; N elements are still to be joined here. */

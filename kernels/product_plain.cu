@@ -21,8 +21,8 @@ static __device__ void element_store(const struct product_args &p, size_t row, s
     *y = p.accumulate ? *y + element : element;
 }
 
-template <typename W, int R, int O, int UNROLL>
-static __global__ void __launch_bounds__(WARPS * 32) product_kernel(const struct product_args p)
+template <typename W, int R, int O, int STEPS>
+static __global__ void __launch_bounds__(WARPS * 32, R * O > 16 ? 3 : 1) product_kernel(const struct product_args p)
 {
     size_t out = ((size_t)blockIdx.x * WARPS + threadIdx.x / 32) * O, row = (size_t)blockIdx.y * R;
     if (out >= p.n_out)
@@ -36,8 +36,7 @@ static __global__ void __launch_bounds__(WARPS * 32) product_kernel(const struct
 #pragma unroll
     for (int r = 0; r < R; r++)
         x[r] = p.x + min(row + r, p.n_rows - 1) * p.n_in;
-    plain_sums<W, R, O, UNROLL>(w, x, p.n_in, plain_aligned((const W *)p.weights, p.x, p.n_in),
-                                acc);
+    plain_sums<W, R, O, STEPS>(w, x, p.n_in, plain_aligned((const W *)p.weights, p.x, p.n_in), acc);
     plain_join<R * O>(acc);
     int first = plain_first<R * O>();
 #pragma unroll
@@ -48,12 +47,12 @@ static __global__ void __launch_bounds__(WARPS * 32) product_kernel(const struct
     }
 }
 
-template <typename W, int R, int O, int UNROLL>
+template <typename W, int R, int O, int STEPS>
 static int product_launch(const struct product_args *args, struct exec_stream *s)
 {
     size_t n_warps = (args->n_out + O - 1) / O;
     dim3 grid((unsigned)((n_warps + WARPS - 1) / WARPS), (unsigned)((args->n_rows + R - 1) / R));
-    product_kernel<W, R, O, UNROLL><<<grid, WARPS * 32, 0, exec_cuda_stream(s)>>>(*args);
+    product_kernel<W, R, O, STEPS><<<grid, WARPS * 32, 0, exec_cuda_stream(s)>>>(*args);
     return exec_cuda_launched(s);
 }
 
@@ -73,7 +72,7 @@ int product_plain_cuda(const struct product_args *args, struct exec_stream *s)
     if (args->n_rows == 0 || args->n_out == 0)
         return 0;
     switch (args->type) {
-    case TENSOR_F32: return product_of<float>(args, s);
+    case TENSOR_F32: return product_of<struct plain_f32>(args, s);
     case TENSOR_F16: return product_of<struct plain_f16>(args, s);
     case TENSOR_BF16: return product_of<struct plain_bf16>(args, s);
     }
