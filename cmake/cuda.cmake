@@ -34,4 +34,6 @@ target_link_libraries(vmm_cuda PUBLIC vmm CUDA::cudart_static ${CMAKE_DL_LIBS} r
 
 if(EXISTS ${CMAKE_SOURCE_DIR}/stages/bin/stage_cuda.c)
   program(ebbtide-stage-cuda stages/bin/stage_cuda.c stages kernels_cuda vmm_cuda)
+  target_sources(ebbtide-bench PRIVATE ${CMAKE_SOURCE_DIR}/tools/bench/card_cuda.c)
+  target_link_libraries(ebbtide-bench PRIVATE kernels_cuda vmm_cuda)
 endif()

@@ -30,5 +30,6 @@ target_link_libraries(makemodel PUBLIC model Threads::Threads m)
 target_include_directories(makemodel PUBLIC ${CMAKE_SOURCE_DIR})
 target_link_libraries(ebbtide-make-model PRIVATE makemodel)
 file(GLOB bench_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tools/bench/*.c)
+list(FILTER bench_sources EXCLUDE REGEX "_cuda\\.c$") # cmake/cuda.cmake
 target_sources(ebbtide-bench PRIVATE ${bench_sources})
-target_link_libraries(ebbtide-bench PRIVATE makemodel kernels vmm)
+target_link_libraries(ebbtide-bench PRIVATE makemodel kernels vmm m)

@@ -14,10 +14,10 @@ SANITIZED = any(key in os.environ for key in ("ASAN_OPTIONS", "UBSAN_OPTIONS", "
 
 
 class Bench(EbbtideTest):
-    def bench(self, *flags, status=0):
+    def bench(self, *flags, what=("--cpu",), status=0):
         """Its table and the rows of its CSV."""
         path = self.sandbox / "rows.csv"
-        done = self.command("bench", "--cpu", "--quick", "--csv", path, *flags, seconds=300)
+        done = self.command("bench", *what, "--quick", "--csv", path, *flags, seconds=300)
         self.assertEqual(done.returncode, status, done.stderr)
         with open(path, newline="") as f:
             return done.stdout.decode(), list(csv.DictReader(f))
@@ -58,6 +58,21 @@ class Bench(EbbtideTest):
             self.assertRegex(table, rf"(?m)^  {row['what']} .*{re.escape(row['shape'])} +\S+ {row['unit']}\b")
         self.assertEqual(sorted(os.listdir(self.sandbox)), ["rows.csv", "run"])
 
+    def test_a_card_is_measured_beside_its_own_speeds(self):
+        table, rows = self.bench(what=("--cards", "cpu:0,cpu:1"))
+        self.assertEqual([r["type"] for r in self.rows(rows, "products", "matrix-vector")], TYPES)
+        self.assertEqual([r["type"] for r in self.rows(rows, "products", "experts")], TYPES[:3])
+        shapes = [r["shape"] for r in self.rows(rows, "model", "decode")]
+        for stages in ("1 stage", "2 stages"):
+            self.assertEqual([s for s in shapes if s.startswith(stages + ";")],
+                             [f"{stages}; {how}" for how in ("behind 16", "behind 512", "2 side by side", "4 side by side",
+                                                             "8 side by side")])
+        bounded = ("matrix-vector", "matrix-few-rows", "experts", "decode", "decode, half resident", "shrink", "grow", "refill")
+        for row in rows:
+            self.assertGreater(float(row["value"]), 0, row)
+            self.assertEqual(bool(row["ratio"]), row["what"] in bounded or "until answered" in row["what"], row)
+        self.assertEqual(sorted(os.listdir(self.sandbox)), ["rows.csv", "run"])
+
     def test_one_part_of_a_model_of_ones_own(self):
         table, rows = self.bench("--only", "vram", "--model", DEMO)
         self.assertEqual({r["part"] for r in rows}, {"vram"})
@@ -67,7 +82,10 @@ class Bench(EbbtideTest):
 
     def test_what_cannot_be_is_told_in_one_line(self):
         cases = [
-            ([], 2, "wanted what to measure: --cpu"),
+            ([], 2, "wanted what to measure: --cpu, or --cards cuda:0"),
+            (["--cpu", "--cards", "cpu:0"], 2, "wanted what to measure: --cpu, or --cards cuda:0"),
+            (["--cards", "gpu:0"], 2, "--cards: wanted cards of this machine such as cuda:0, got 'gpu:0'"),
+            (["--cards", "cpu:0@far"], 2, "--cards: wanted cards of this machine such as cuda:0, got 'cpu:0@far'"),
             (["--cpu", "--only", "all"], 2, "--only: wanted products, model or vram, got 'all'"),
             (["--cpu", "--threads", "0"], 2, "--threads: wanted a number from 1 to 1024, got '0'"),
             (["--cpu", "--kernels", "mmx"], 2, "mmx"),

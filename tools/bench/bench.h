@@ -17,6 +17,10 @@ struct bench_settings {
     const char *threads; /* as given to ebbtide; NULL: its own choice */
     const char *kernels; /* name of a kernel set */
     const char *model;   /* NULL: made for the run */
+    const char *shape;   /* of the one that is made, */
+    uint32_t n_layers;   /* so many of its layers, 0: all */
+    const char *cards;   /* of the engine; the first is the one that is measured alone */
+    bool by_card;        /* --cards: in graphs, by depth and rows, beside the card's own speeds */
 };
 
 struct row {
@@ -30,13 +34,16 @@ struct row {
 };
 
 struct report; /* report.c */
+/* The title tells the card's name. */
 int report_open(struct report **r, const char *csv_path, const struct bench_settings *s,
-                struct error *err);
+                const char *card_name, struct error *err);
 /* A new table: its name (one word, for the CSV), a line that explains it, what `against` is, or NULL,
  * and whether rows tell a best. */
 void report_part(struct report *r, const char *name, const char *title, const char *against,
                  bool has_best);
 void report_row(struct report *r, const struct row *row);
+/* The processor's name as the kernel has it. */
+void report_cpu_name(char *name, size_t capacity);
 void report_note(struct report *r, const char *text); /* on the table only */
 /* Writes the CSV. EBB_EIO. */
 int report_close(struct report *r, struct error *err);
@@ -48,3 +55,5 @@ double bench_median(double *values, int n); /* sorts them */
 int bench_products(const struct bench_settings *s, struct report *r, struct error *err);
 int bench_model(const struct bench_settings *s, struct report *r, struct error *err);
 int bench_vram(const struct bench_settings *s, struct report *r, struct error *err);
+int bench_card_products(const struct bench_settings *s, struct report *r, struct error *err);
+int bench_card_model(const struct bench_settings *s, struct report *r, struct error *err);

@@ -42,15 +42,19 @@ static void child_run(const char *path, const struct bench_settings *s,
                       const struct engine_flags *f, int in, int out)
 {
     char name_space[32];
+    const struct {
+        const char *flag, *value;
+    } more[] = {{"--threads", s->threads},     {"--segment-mib", f->segment_mib},
+                {"--context", f->context},     {"--parallel", f->parallel},
+                {"--kv-tokens", f->kv_tokens}, {"--chunk", f->chunk}};
     const char *argv[32] = {path,          "serve",     "--model",   f->model,      "--cards",
                             f->cards,      "--control", "none",      "--namespace", name_space,
                             "--log-level", "error",     "--kernels", s->kernels};
     size_t n = 14;
     (void)snprintf(name_space, sizeof name_space, "bench-%ld", (long)getpid());
-    if (s->threads != NULL)
-        argv[n++] = "--threads", argv[n++] = s->threads;
-    if (f->segment_mib != NULL)
-        argv[n++] = "--segment-mib", argv[n++] = f->segment_mib;
+    for (size_t i = 0; i < sizeof more / sizeof more[0]; i++)
+        if (more[i].value != NULL)
+            argv[n++] = more[i].flag, argv[n++] = more[i].value;
     if (dup2(in, STDIN_FILENO) >= 0 && dup2(out, STDOUT_FILENO) >= 0)
         execv(path, (char *const *)argv);
     _exit(127);
@@ -163,29 +167,89 @@ static int prompt_send(struct engine *e, const struct generation *g, const char 
     return 0;
 }
 
-int engine_generate(struct engine *e, struct generation *g, struct error *err)
+/* The DONE that was just taken must be a good one. */
+static int ending_check(struct engine *e, struct error *err)
+{
+    const char *how = message_bare(&e->message, 1);
+    if (how != NULL && (strcmp(how, "length") == 0 || strcmp(how, "stop") == 0))
+        return 0;
+    return error_set(err, EBB_EPEER, "a generation ended with %s", how != NULL ? how : "nothing");
+}
+
+/* Sends a generation's prompt and its GEN; its tag is b<number>. */
+static int generation_send(struct engine *e, const struct generation *g, uint64_t *number,
+                           struct error *err)
 {
     char tag[32], line[96];
-    (void)snprintf(tag, sizeof tag, "b%llu", (unsigned long long)e->n_requests++);
+    *number = e->n_requests++;
+    (void)snprintf(tag, sizeof tag, "b%llu", (unsigned long long)*number);
     (void)snprintf(line, sizeof line, "GEN %s %llu ignore_eos=1", tag,
                    (unsigned long long)g->n_new);
     int code = prompt_send(e, g, tag, err);
+    return code == 0 ? client_ask(&e->channel, line, err) : code;
+}
+
+int engine_generate(struct engine *e, struct generation *g, struct error *err)
+{
+    uint64_t number;
+    int code = generation_send(e, g, &number, err);
     double begin = bench_now(), first = 0;
     if (code == 0)
-        code = engine_ask(e, line, "T", err);
+        code = line_wait(e, "T", err);
     first = bench_now();
     g->n_decoded = 0;
     while (code == 0 && strcmp(e->message.verb, "DONE") != 0) {
         code = line_take(e, err);
         g->n_decoded += code == 0 && strcmp(e->message.verb, "T") == 0;
     }
-    if (code != 0)
-        return code;
+    if (code == 0)
+        code = ending_check(e, err);
+    if (code == 0)
+        code = message_u64(&e->message, "hits", 0, UINT64_MAX, &g->hits, err);
+    if (code == 0)
+        code = message_u64(&e->message, "lookups", 0, UINT64_MAX, &g->lookups, err);
     g->prefill_s = first - begin;
     g->decode_s = bench_now() - first;
-    const char *how = message_bare(&e->message, 1);
-    if (how == NULL || (strcmp(how, "length") != 0 && strcmp(how, "stop") != 0))
-        return error_set(err, EBB_EPEER, "a generation ended with %s",
-                         how != NULL ? how : "nothing");
-    return 0;
+    return code;
+}
+
+/* The tag's number less `first`, or n for a tag of another kind. */
+static size_t side_of(const struct engine *e, uint64_t first, size_t n)
+{
+    const char *tag = message_bare(&e->message, 0);
+    uint64_t number;
+    if (tag == NULL || tag[0] != 'b' || parse_u64(tag + 1, first, first + n - 1, &number) != 0)
+        return n;
+    return (size_t)(number - first);
+}
+
+int engine_generate_side_by_side(struct engine *e, const struct generation *g, size_t n,
+                                 double *tokens_a_second, struct error *err)
+{
+    bool has_begun[ENGINE_SIDE_BY_SIDE_MAX] = {false};
+    size_t n_begun = 0, n_done = 0, n_tokens = 0;
+    uint64_t first = e->n_requests, number;
+    double since = 0, until = 0;
+    int code = 0;
+    for (size_t i = 0; i < n && code == 0; i++)
+        code = generation_send(e, g, &number, err);
+    while (code == 0 && n_done < n) {
+        code = line_take(e, err);
+        size_t side = code == 0 ? side_of(e, first, n) : n;
+        if (side == n)
+            continue;
+        if (strcmp(e->message.verb, "T") == 0) {
+            n_tokens += n_begun == n && n_done == 0;
+            n_begun += !has_begun[side];
+            since = !has_begun[side] ? bench_now() : since;
+            has_begun[side] = true;
+        } else if (strcmp(e->message.verb, "DONE") == 0) {
+            until = n_done++ == 0 ? bench_now() : until;
+            code = ending_check(e, err);
+        }
+    }
+    if (code == 0 && (n_tokens == 0 || until <= since))
+        return error_set(err, EBB_EPEER, "%zu sequences were never under way all at once", n);
+    *tokens_a_second = (double)n_tokens / (until - since);
+    return code;
 }

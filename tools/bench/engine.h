@@ -18,7 +18,8 @@ struct engine {
 
 struct engine_flags {
     const char *model, *cards;
-    const char *segment_mib; /* NULL: the engine's choice */
+    const char *segment_mib, *context, *parallel, *kv_tokens,
+        *chunk; /* NULL: the engine's choice */
 };
 
 /* Started and READY. EBB_ENOENT (no engine beside this program), EBB_EIO, EBB_EPEER with its words. */
@@ -33,6 +34,13 @@ int engine_ask(struct engine *e, const char *line, const char *verb, struct erro
 struct generation {
     uint64_t n_prompt, n_new, seed;
     double prefill_s, decode_s;
-    uint64_t n_decoded; /* tokens after the first */
+    uint64_t n_decoded;     /* tokens after the first */
+    uint64_t hits, lookups; /* of experts, prompt included */
 };
 int engine_generate(struct engine *e, struct generation *g, struct error *err);
+
+/* n <= ENGINE_SIDE_BY_SIDE_MAX of them side by side: tokens a second of all together while all are past their prompts.
+ * EBB_EPEER also where that was never so. */
+#define ENGINE_SIDE_BY_SIDE_MAX 256
+int engine_generate_side_by_side(struct engine *e, const struct generation *g, size_t n,
+                                 double *tokens_a_second, struct error *err);

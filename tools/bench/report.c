@@ -37,8 +37,7 @@ double bench_median(double *values, int n)
     return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
-/* The processor's name as the kernel has it. */
-static void cpu_name(char *name, size_t capacity)
+void report_cpu_name(char *name, size_t capacity)
 {
     char line[512];
     FILE *f = fopen("/proc/cpuinfo", "r");
@@ -55,9 +54,9 @@ static void cpu_name(char *name, size_t capacity)
 }
 
 int report_open(struct report **out, const char *csv_path, const struct bench_settings *s,
-                struct error *err)
+                const char *card_name, struct error *err)
 {
-    char name[256], date[32] = "";
+    char date[32] = "";
     time_t now = time(NULL);
     struct tm day;
     struct report *r = calloc(1, sizeof *r);
@@ -74,9 +73,8 @@ int report_open(struct report **out, const char *csv_path, const struct bench_se
               r->csv);
     if (gmtime_r(&now, &day) != NULL)
         (void)strftime(date, sizeof date, "%Y-%m-%d", &day);
-    cpu_name(name, sizeof name);
-    printf("ebbtide-bench %s, %s, %s, %d thread%s, kernels %s%s\n", EBBTIDE_VERSION, date, name,
-           s->n_threads, s->n_threads == 1 ? "" : "s", s->kernels,
+    printf("ebbtide-bench %s, %s, %s, %d thread%s, kernels %s%s\n", EBBTIDE_VERSION, date,
+           card_name, s->n_threads, s->n_threads == 1 ? "" : "s", s->kernels,
            s->quick ? ", quick: figures are rough" : "");
     *out = r;
     return 0;
