@@ -60,8 +60,10 @@ static void product_check(struct pair *p, uint32_t type, const struct shape *s)
     float *bias = pair_take(p, values_of(s->n_out, INPUT_RANDOM, &state), s->n_out * sizeof(float));
     float *y[6];
     y[0] = pair_take(p, values_of(s->n_rows * s->n_out, INPUT_RANDOM, &state), y_bytes);
-    for (int i = 1; i < 6; i++)
-        y[i] = memcpy(pair_new(p, y_bytes), y[0], y_bytes);
+    for (int i = 1; i < 6; i++) {
+        y[i] = pair_new(p, y_bytes);
+        memcpy(y[i], y[0], y_bytes);
+    }
     struct product_args args = {.type = type,
                                 .weights = weights,
                                 .n_in = s->n_in,
