@@ -47,6 +47,8 @@ struct place {
     float *x, *y;
     void *a, *staging; /* staging: ours, STAGING_BYTES */
     int n_runs;
+    struct error
+        uncomputed; /* the first that the kernels do not compute: noted, and told at the end */
 };
 #define STAGING_BYTES (32 * MIB)
 
@@ -129,13 +131,25 @@ static int capture_end(struct place *p, struct lap *lap, int launched, const cha
                          : code;
 }
 
+/* Quantises rows of x, then records. */
+static int capture_start(struct place *p, size_t n_rows, size_t n_in, struct error *err)
+{
+    struct quantize_args args = {p->x, p->a, n_rows, n_in};
+    int code = p->card.set->quantize(&args, p->card.stream);
+    if (code != 0)
+        return error_set(err, code, "rows of %zu values are not quantised", n_in);
+    code = card_wait(&p->card, err);
+    if (code == 0 && p->card.driver->capture_begin(p->card.stream) != 0)
+        code = error_set(err, EBB_EDRIVER, "the card records no graph");
+    return code;
+}
+
 /* Products of n_rows rows by n matrices behind one another. */
 static int product_lap(struct place *p, uint32_t type, struct matrix_shape shape, size_t n_rows,
                        size_t n, struct lap *lap, struct error *err)
 {
     const struct kernel_set *set = p->card.set;
     size_t matrix_bytes = tensor_row_bytes(type, shape.n_in) * shape.n_out;
-    struct quantize_args quantise = {p->x, p->a, n_rows, shape.n_in};
     struct product_args args = {.type = type,
                                 .n_in = shape.n_in,
                                 .n_out = shape.n_out,
@@ -145,13 +159,9 @@ static int product_lap(struct place *p, uint32_t type, struct matrix_shape shape
                                 .y = p->y};
     *lap = (struct lap){.bytes = n * matrix_bytes,
                         .macs = (double)(n * shape.n_out * shape.n_in * n_rows)};
-    int code = set->quantize(&quantise, p->card.stream);
-    if (code == 0)
-        code = card_wait(&p->card, err);
-    if (code == 0)
-        code = p->card.driver->capture_begin(p->card.stream);
+    int code = capture_start(p, n_rows, shape.n_in, err);
     if (code != 0)
-        return error_set(err, code, "rows of %zu values are not quantised", shape.n_in);
+        return code;
     for (size_t i = 0; i < n && code == 0; i++) {
         args.weights = p->weights + i * matrix_bytes;
         code = set->product(&args, p->card.stream);
@@ -267,7 +277,6 @@ static int experts_lap(struct place *p, uint32_t type, const struct experts_plac
                        struct lap *lap, struct error *err)
 {
     bool is_quantised = tensor_type_find(type)->block_values > 1;
-    struct quantize_args quantise = {p->x, p->a, 1, e->d_model};
     struct experts_args args = {.gate_type = type,
                                 .up_type = type,
                                 .down_type = type,
@@ -284,13 +293,9 @@ static int experts_lap(struct place *p, uint32_t type, const struct experts_plac
                                 .heat = e->heat,
                                 .hits = e->hits};
     *lap = (struct lap){.bytes = N_EXPERTS * e->expert_bytes};
-    int code = p->card.set->quantize(&quantise, p->card.stream);
-    if (code == 0)
-        code = card_wait(&p->card, err);
-    if (code == 0)
-        code = p->card.driver->capture_begin(p->card.stream);
+    int code = capture_start(p, 1, e->d_model, err);
     if (code != 0)
-        return error_set(err, code, "rows of %zu values are not quantised", e->d_model);
+        return code;
     for (size_t i = 0; i < N_LAUNCHES && code == 0; i++) {
         args.ids = e->ids + i * N_USED;
         code = p->card.set->experts(&args, p->card.stream);
@@ -325,6 +330,18 @@ static bool is_measured(const struct bench_settings *s, size_t type, size_t shap
     return shape == 0 || (!s->quick && type < 3);
 }
 
+/* What the kernels do not compute leaves a note in the table, and the rest goes on. */
+static int note_uncomputed(struct place *p, struct report *r, int code, struct error *err)
+{
+    if (code != EBB_EUNSUPPORTED)
+        return code;
+    report_note(r, err->text);
+    if (p->uncomputed.code == 0)
+        p->uncomputed = *err;
+    *err = (struct error){0};
+    return 0;
+}
+
 /* Everything of types[t]; what is bound by arithmetic goes into rows[*n]. */
 static int type_measure(struct place *p, size_t t, struct report *r, struct row *rows, size_t *n,
                         struct error *err)
@@ -333,14 +350,18 @@ static int type_measure(struct place *p, size_t t, struct report *r, struct row 
     int code = weights_put(p, types[t], err);
     for (size_t i = 0; i < COUNT(shapes) && code == 0; i++)
         if (is_measured(p->settings, t, i))
-            code = few_measure(p, types[t], shapes[i], 1, r, err);
+            code = note_uncomputed(p, r, few_measure(p, types[t], shapes[i], 1, r, err), err);
     for (size_t i = 0; i < COUNT(few_rows) && code == 0 && is_main; i++)
-        code = few_measure(p, types[t], shapes[0], few_rows[i], r, err);
+        code = note_uncomputed(p, r, few_measure(p, types[t], shapes[0], few_rows[i], r, err), err);
     if (code == 0 && is_main)
-        code = experts_measure(p, types[t], r, err);
-    for (size_t i = 0; i < COUNT(many_rows) && code == 0; i++)
-        if (is_main || i == 0)
-            code = many_measure(p, types[t], many_rows[i], &rows[(*n)++], err);
+        code = note_uncomputed(p, r, experts_measure(p, types[t], r, err), err);
+    for (size_t i = 0; i < COUNT(many_rows) && code == 0; i++) {
+        if (!is_main && i > 0)
+            break;
+        code = many_measure(p, types[t], many_rows[i], &rows[*n], err);
+        *n += code == 0;
+        code = note_uncomputed(p, r, code, err);
+    }
     return code;
 }
 
@@ -359,7 +380,9 @@ static int types_measure(struct place *p, struct report *r, struct error *err)
     report_part(r, "products", "Products of many rows: multiply-adds", NULL, false);
     for (size_t i = 0; i < n; i++)
         report_row(r, &rows[i]);
-    return 0;
+    if (p->uncomputed.code != 0)
+        *err = p->uncomputed;
+    return p->uncomputed.code;
 }
 
 static int place_open(struct place *p, const struct bench_settings *s, struct error *err)
