@@ -1,0 +1,35 @@
+/* attention.cu - which form of attention serves a call on a CUDA card (attention.cuh has the arithmetic).
+ *
+ * At most ATTENTION_SPLIT_ROWS rows go to the split form, which has blocks enough for one row and needs scratch; more go to the
+ * chunk form, unless so many query heads share a KV head that a row does not fit its block. The choice depends on sizes alone, and
+ * both forms give the same bits. Owns nothing.
+ * Refuses (EBB_EUNSUPPORTED): KV_F32, head_dim other than 32, 64, 96, 128, 256, query heads that are no multiple of the KV heads,
+ * places that are no multiple of 16 bytes.
+ */
+#include "kernels/attention.cuh"
+#include "kernels/ops_cuda.h"
+
+#define ATTENTION_CHUNK_GROUP 32 /* most query heads of a KV head that the chunk form takes */
+
+static bool is_computable(const struct attention_args *args)
+{
+    const struct kv_view *kv = &args->kv;
+    uintptr_t places = (uintptr_t)kv->base | kv->block_stride | (uintptr_t)args->q |
+                       (uintptr_t)args->out | (uintptr_t)args->scratch;
+    bool dims = kv->head_dim == 32 || kv->head_dim == 64 || kv->head_dim == 96 ||
+                kv->head_dim == 128 || kv->head_dim == 256;
+    return kv->type == KV_F16 && dims && kv->n_kv_heads > 0 &&
+           args->n_heads % kv->n_kv_heads == 0 && places % 16 == 0 &&
+           args->n_positions <= INT32_MAX;
+}
+
+int attention_cuda(const struct attention_args *args, struct exec_stream *s)
+{
+    if (!is_computable(args))
+        return EBB_EUNSUPPORTED;
+    if (args->n_rows == 0 || args->n_heads == 0)
+        return 0;
+    bool few = args->n_rows <= ATTENTION_SPLIT_ROWS ||
+               args->n_heads / args->kv.n_kv_heads > ATTENTION_CHUNK_GROUP;
+    return few ? attention_split_cuda(args, s) : attention_chunk_cuda(args, s);
+}
