@@ -239,8 +239,9 @@ static void loop_once(struct stage *s)
         return;
     links_service(s);
     run_advance(s);
-    load_advance(s);
     links_service(s); /* what the last piece of work put on its way */
+    run_advance(s);   /* and what came in meanwhile: no descriptor will tell of it again */
+    load_advance(s);
 }
 
 static void usage(FILE *out, const struct platform *p)

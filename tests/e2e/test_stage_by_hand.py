@@ -1,6 +1,8 @@
 """A stage driven by its lines alone, as a person would at a terminal: one, and several joined by links."""
 import os
 import signal
+import socket
+import struct
 import unittest
 
 from ebbtide import DEMO, DEMO_LAYERS, EbbtideTest, encode, golden, ids_text
@@ -114,6 +116,31 @@ class StageByHand(EbbtideTest):
         stages[0].send(rows(1, 0, 0, "5", want="last"), "STEP epoch=0 step=1 rows=1")
         os.kill(stages[0].process.pid, signal.SIGCONT)
         self.token(stages[1], 1, since)
+
+    def test_rows_that_come_behind_those_of_steps_long_gone_are_not_left_lying(self):
+        """The last layer, with this test as the stage before it: a ring full of rows that nobody wants any more, more or less,
+        and behind them, still on the wire, those of the step that is waiting."""
+        n_values = 256
+        stage = Stage(self, 0)
+        self.assertEqual(stage.load(stage=1, stages=2, layers=f"{DEMO_LAYERS - 1}-{DEMO_LAYERS - 1}").verb, "HELD")
+        there = stage.after("LINK epoch=0 in=listen", "LINKED")
+        self.assertEqual(stage.after("GO", "LOADED").verb, "LOADED")
+        wire = socket.socket(socket.AF_UNIX)
+        self.addCleanup(wire.close)
+        wire.connect(b"\0" + there.text("in").removeprefix(b"unix:"))
+        wire.sendall(struct.pack("<8s32sQ", b"EBBLINK1", there.keys["key"].encode(), n_values))
+        self.assertEqual(wire.recv(8), b"EBBLINK1")
+
+        def frame(step):
+            payload = struct.pack(f"<{n_values}f", *(i / n_values for i in range(n_values)))
+            return struct.pack("<6IQ", 0x4C424245, 1, 0, 0, 1, len(payload), step) + payload
+
+        for n_gone in range(12):
+            step = 100 * (n_gone + 1)
+            wire.sendall(b"".join(frame(step - n_gone + i) for i in range(n_gone)) + frame(step))
+            self.assertLess(stage.ping(), 5)  # by now what fits is in the ring
+            since = stage.send(rows(step, 0, 0, "5", want="last"), f"STEP epoch=0 step={step} rows=1")
+            stage.lines.wait(lambda m: m.verb == "TOK" and m["step"] == step, since, 20, f"TOK behind {n_gone} rows")
 
     def test_what_cannot_run_is_refused_and_spoils_nothing(self):
         stage, = self.started(1)
