@@ -36,6 +36,9 @@ struct exec_settings {
 
 struct exec_driver {
     const char *name; /* "cpu" | "cuda" */
+    /* The card is a device of its own: reading host memory costs a kernel time, and every launch costs the control thread some.
+     * Per-step values are then copied to the card, and short steps are recorded as graphs. */
+    bool is_device;
     int (*open)(struct exec **e, const struct exec_settings *settings, struct error *err);
     void (*close)(struct exec *e); /* NULL is fine; drains first */
 

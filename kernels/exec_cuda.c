@@ -374,6 +374,7 @@ int exec_cuda_launched(struct exec_stream *s)
 
 const struct exec_driver exec_cuda = {
     .name = "cuda",
+    .is_device = true,
     .open = cuda_open,
     .close = cuda_close,
     .stream_open = cuda_stream_open,

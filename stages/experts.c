@@ -35,6 +35,7 @@ static void point_to_file(struct experts *x, struct cache_key key)
 {
     const struct model_layer *l = layer_of(x, key.group);
     size_t bytes;
+    x->changed = true;
     *address_of(x, key) =
         (struct expert_address){.gate = model_expert(&l->gate_exps, key.index, &bytes),
                                 .up = model_expert(&l->up_exps, key.index, &bytes),
@@ -45,6 +46,7 @@ static void point_to_slot(struct experts *x, struct cache_key key, size_t slot)
 {
     const struct expert_layout *at = &x->layouts[key.group];
     const unsigned char *base = cache_slot_address(x->cache, slot);
+    x->changed = true;
     *address_of(x, key) = (struct expert_address){
         .gate = base, .up = base + at->up_at, .down = base + at->down_at, .resident = 1};
 }

@@ -47,6 +47,7 @@ struct experts {
     size_t n_uploading;
     struct cache_shrink_plan plan; /* of the shrink that runs */
     bool shrinking;
+    bool changed; /* the addresses, since the owner of their copy last cleared this */
     uint64_t n_promoted, upload_bytes; /* since the start */
 };
 

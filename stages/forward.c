@@ -115,13 +115,13 @@ static void routed_experts(struct pass *p, const struct layer_weights *w,
            .n_in = g->d_model, .n_experts = g->n_experts, .n_used = g->n_experts_used,
            .n_rows = p->n_rows, .renormalise = g->router_renormalise, .scale = g->router_scale,
            .logits = f->router_logits, .ids = f->routed, .mix = f->mix,
-           .positions = f->in.positions);
+           .positions = f->card_in.positions);
     LAUNCH(p, experts, .gate_type = m->gate_exps.type, .up_type = m->up_exps.type,
-           .down_type = m->down_exps.type, .addresses = f->in.addresses + layer * g->n_experts,
+           .down_type = m->down_exps.type, .addresses = f->card_in.addresses + layer * g->n_experts,
            .d_model = g->d_model, .d_expert = g->d_expert, .n_experts = g->n_experts,
            .n_used = g->n_experts_used, .n_rows = p->n_rows, .x = f->normed, .a = f->activations,
            .ids = f->routed, .scratch = f->experts_scratch, .outputs = f->expert_outputs,
-           .heat = f->out.heat + layer * g->n_experts, .hits = f->out.hits);
+           .heat = f->card_out.heat + layer * g->n_experts, .hits = f->card_out.hits);
     LAUNCH(p, combine, .outputs = f->expert_outputs, .mix = f->mix, .ids = f->routed,
            .d_model = g->d_model, .n_used = g->n_experts_used, .n_rows = p->n_rows,
            .hidden = f->hidden);
@@ -137,14 +137,14 @@ int forward_begin(struct forward *f, const struct weights *w, size_t n_rows, boo
                   struct exec_stream *s)
 {
     struct pass p = pass_begin(f, n_rows, s);
-    p.rc = f->shape.exec->fill(s, f->out.hits, 0, n_rows * sizeof *f->out.hits);
-    LAUNCH(&p, rope_angles, .positions = f->in.positions, .inv_freq = f->in.inv_freq,
+    p.rc = f->shape.exec->fill(s, f->card_out.hits, 0, n_rows * sizeof *f->card_out.hits);
+    LAUNCH(&p, rope_angles, .positions = f->card_in.positions, .inv_freq = f->card_in.inv_freq,
            .n_rows = n_rows, .n_half = p.g->n_rot / 2, .scale = p.g->rope_scale,
            .angles = f->angles);
     if (embed)
         LAUNCH(&p, embed, .type = w->token_embd.type, .table = w->token_embd.data,
                .n_vocab = p.g->n_vocab, .d_model = p.g->d_model, .n_rows = n_rows,
-               .tokens = f->in.tokens, .hidden = f->hidden);
+               .tokens = f->card_in.tokens, .hidden = f->hidden);
     return p.rc;
 }
 
@@ -153,7 +153,8 @@ int forward_layer(struct forward *f, const struct weights *w, const struct kv *k
 {
     struct pass p = pass_begin(f, n_rows, s);
     const struct layer_weights *l = &w->layers[layer];
-    struct kv_view view = kv_layer(kv, layer, f->in.row_sequence, f->in.positions);
+    struct kv_view view =
+        kv_layer(kv, layer, f->card_in.tables, f->card_in.row_sequence, f->card_in.positions);
     attention(&p, l, &view);
     norm(&p, f->hidden, &l->ffn_norm, p.g->d_model, f->normed);
     bool routed = l->router.data != NULL;
@@ -176,11 +177,12 @@ static void logprobs(struct pass *p, size_t r, size_t k)
     struct forward *f = p->f;
     size_t n_vocab = p->g->n_vocab;
     LAUNCH(p, logprob, .logits = f->logits + r * n_vocab, .n_rows = 1, .n_vocab = n_vocab,
-           .ids = f->out.ids + r, .norms = f->out.norms + r, .chosen = f->out.chosen + r);
+           .ids = f->card_out.ids + r, .norms = f->card_out.norms + r,
+           .chosen = f->card_out.chosen + r);
     if (k > 0)
         LAUNCH(p, top, .logits = f->logits + r * n_vocab, .n_rows = 1, .n_vocab = n_vocab, .k = k,
-               .ids = f->out.top_ids + r * FORWARD_TOP_MAX,
-               .values = f->out.top_values + r * FORWARD_TOP_MAX);
+               .ids = f->card_out.top_ids + r * FORWARD_TOP_MAX,
+               .values = f->card_out.top_values + r * FORWARD_TOP_MAX);
 }
 
 int forward_head(struct forward *f, const struct weights *w, size_t first, size_t n, size_t n_top,
@@ -188,7 +190,7 @@ int forward_head(struct forward *f, const struct weights *w, size_t first, size_
 {
     struct pass p = pass_begin(f, n, s);
     size_t n_vocab = p.g->n_vocab;
-    LAUNCH(&p, gather, .x = f->hidden, .index = f->in.head_index + first, .y = f->head_hidden,
+    LAUNCH(&p, gather, .x = f->hidden, .index = f->card_in.head_index + first, .y = f->head_hidden,
            .n_rows = n, .n = p.g->d_model);
     norm(&p, f->head_hidden, &w->output_norm, p.g->d_model, f->head_hidden);
     quantize(&p, f->head_hidden, p.g->d_model, is_quantised(&w->output));
@@ -196,15 +198,16 @@ int forward_head(struct forward *f, const struct weights *w, size_t first, size_
             false);
     if (n_top > 0) {
         LAUNCH(&p, top, .logits = f->logits, .n_rows = n, .n_vocab = n_vocab, .k = n_top,
-               .ids = f->out.top_ids, .values = f->out.top_values);
+               .ids = f->card_out.top_ids, .values = f->card_out.top_values);
         return p.rc;
     }
     for (size_t r = 0; r < n; r += FORWARD_SAMPLE_ROWS)
-        LAUNCH(&p, sample, .logits = f->logits + r * n_vocab,
-               .n_rows = n - r < FORWARD_SAMPLE_ROWS ? n - r : FORWARD_SAMPLE_ROWS,
-               .n_vocab = n_vocab, .params = f->in.sample + first + r, .scratch = f->sample_scratch,
-               .ids = f->out.ids + r, .history = f->in.history,
-               .history_stride = f->shape.table_stride * KV_BLOCK_TOKENS, .biases = f->in.biases);
+        LAUNCH(
+            &p, sample, .logits = f->logits + r * n_vocab,
+            .n_rows = n - r < FORWARD_SAMPLE_ROWS ? n - r : FORWARD_SAMPLE_ROWS, .n_vocab = n_vocab,
+            .params = f->card_in.sample + first + r, .scratch = f->sample_scratch,
+            .ids = f->card_out.ids + r, .history = f->card_in.history,
+            .history_stride = f->shape.table_stride * KV_BLOCK_TOKENS, .biases = f->card_in.biases);
     for (size_t r = 0; r < n; r++)
         if (f->in.logprobs[first + r] >= 0)
             logprobs(&p, r, (size_t)f->in.logprobs[first + r]);

@@ -23,6 +23,28 @@ struct forward_shape {
     struct exec *card;
 };
 
+struct forward_in {                             /* written by the control thread between steps */
+    int32_t *tokens, *positions, *row_sequence; /* [n_rows] */
+    int32_t *head_index;              /* [n_rows]: the rows that go through the head, in passes */
+    int32_t *tables;                  /* [n_sequences][table_stride] */
+    struct expert_address *addresses; /* [n_layers][n_experts] */
+    double *inv_freq;                 /* [n_rot / 2] */
+    struct sample_params *sample;     /* [n_rows], as head_index */
+    int32_t *logprobs;          /* alike: how many of the largest, < 0: no log-probabilities */
+    struct sample_bias *biases; /* [min(n_rows, n_sequences)][FORWARD_BIAS_MAX], last stage */
+    int32_t *history; /* [n_sequences][table_stride * KV_BLOCK_TOKENS], last stage: tokens */
+};
+
+struct forward_out {   /* written by kernels */
+    uint32_t *heat;    /* [n_layers][n_experts] */
+    uint32_t *hits;    /* [n_rows] */
+    int32_t *ids;      /* [head_rows] sampled */
+    int32_t *top_ids;  /* [head_rows][FORWARD_TOP_MAX] */
+    float *top_values; /* alike */
+    double *norms;     /* [head_rows], where log-probabilities are wanted */
+    float *chosen;     /* alike: the sampled token's logit */
+};
+
 struct forward {
     struct forward_shape shape;
     const struct kernel_set *kernels; /* borrowed */
@@ -30,26 +52,12 @@ struct forward {
     struct fixed_block memory;        /* of the card: everything else */
     size_t head_rows;                 /* of one pass through the head */
 
-    struct { /* written by the control thread between steps */
-        int32_t *tokens, *positions, *row_sequence; /* [n_rows] */
-        int32_t *tables;                            /* [n_sequences][table_stride] */
-        int32_t *head_index;          /* [n_rows]: the rows that go through the head, in passes */
-        struct sample_params *sample; /* [n_rows], as head_index */
-        int32_t *logprobs;          /* alike: how many of the largest, < 0: no log-probabilities */
-        struct sample_bias *biases; /* [min(n_rows, n_sequences)][FORWARD_BIAS_MAX], last stage */
-        int32_t *history; /* [n_sequences][table_stride * KV_BLOCK_TOKENS], last stage: tokens */
-        struct expert_address *addresses; /* [n_layers][n_experts] */
-        double *inv_freq;                 /* [n_rot / 2] */
-    } in;
-    struct {               /* written by kernels */
-        uint32_t *heat;    /* [n_layers][n_experts] */
-        uint32_t *hits;    /* [n_rows] */
-        int32_t *ids;      /* [head_rows] sampled */
-        int32_t *top_ids;  /* [head_rows][FORWARD_TOP_MAX] */
-        float *top_values; /* alike */
-        double *norms;     /* [head_rows], where log-probabilities are wanted */
-        float *chosen;     /* alike: the sampled token's logit */
-    } out;
+    /* As the control thread sees them, and as kernels do: the same memory, or on a device a copy on the card of what every step
+     * needs (mirror), while what few steps read stays where both see it. */
+    struct forward_in in, card_in;
+    struct forward_out out, card_out;
+    unsigned char *mirror; /* in `memory`; NULL: no device */
+    bool mirrored;         /* since the buffers were made, all of it has been sent once */
 
     float *hidden; /* [n_rows][d_model]: what links carry */
     float *normed, *q, *k, *v, *attended, *angles, *router_logits, *mix, *expert_outputs,
@@ -63,6 +71,11 @@ struct forward {
 int forward_open(struct forward *f, struct vmm_driver *driver, const struct kernel_set *kernels,
                  const struct forward_shape *shape, struct error *err);
 void forward_close(struct forward *f);
+
+/* On a device: the step's values to the card, with the tables or the addresses where they changed since the last send; and what
+ * kernels counted back, zeroed there. Elsewhere nothing. Both in stream order. */
+int forward_send(struct forward *f, bool tables, bool addresses, struct exec_stream *s);
+int forward_receive(struct forward *f, struct exec_stream *s);
 
 /* Launchers; 0 or a kernel's code. n_rows is fixed at capture. */
 int forward_begin(struct forward *f, const struct weights *w, size_t n_rows, bool embed,

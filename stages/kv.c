@@ -132,6 +132,7 @@ int kv_extend(struct kv *kv, uint32_t id, uint32_t pos, uint32_t n, uint32_t *sl
         *s = (struct kv_sequence){.id = id, .live = true};
     }
     cut(kv, s, pos);
+    kv->changed = kv->changed || copy || s->n_blocks < wanted;
     int32_t *table = table_of(kv, s);
     if (copy) {
         int32_t *entry = &table[pos / KV_BLOCK_TOKENS];
@@ -163,6 +164,7 @@ int kv_fork(struct kv *kv, uint32_t new_id, uint32_t old_id, uint32_t n, struct 
                          kv->shape.n_sequences);
     *s = (struct kv_sequence){
         .id = new_id, .live = true, .length = n, .n_blocks = (uint32_t)blocks_for(n)};
+    kv->changed = true;
     memcpy(table_of(kv, s), table_of(kv, old), s->n_blocks * sizeof(int32_t));
     for (uint32_t b = 0; b < s->n_blocks; b++)
         kv->references[table_of(kv, s)[b]]++;
@@ -203,8 +205,8 @@ size_t kv_n_sequences(const struct kv *kv)
     return n;
 }
 
-struct kv_view kv_layer(const struct kv *kv, size_t layer, const int32_t *row_sequence,
-                        const int32_t *positions)
+struct kv_view kv_layer(const struct kv *kv, size_t layer, const int32_t *tables,
+                        const int32_t *row_sequence, const int32_t *positions)
 {
     return (struct kv_view){
         .base = (unsigned char *)kv->memory.base + layer * kv->layer_bytes,
@@ -212,7 +214,7 @@ struct kv_view kv_layer(const struct kv *kv, size_t layer, const int32_t *row_se
         .type = kv->shape.type,
         .n_kv_heads = kv->shape.n_kv_heads,
         .head_dim = kv->shape.head_dim,
-        .tables = kv->tables,
+        .tables = tables,
         .table_stride = kv->shape.table_stride,
         .row_sequence = row_sequence,
         .positions = positions,

@@ -32,6 +32,7 @@ struct kv {
     struct fixed_block memory; /* [n_blocks][n_layers][2][KV_BLOCK_TOKENS][n_kv_heads][head_dim] */
     size_t layer_bytes;        /* of a block in one layer */
     int32_t *tables;           /* borrowed: [n_sequences][table_stride], read by kernels */
+    bool changed;              /* the tables, since the owner of their copy last cleared this */
     struct kv_sequence *sequences; /* owned [n_sequences] */
     uint32_t *references;          /* owned [n_blocks] */
     int32_t *free_blocks;          /* owned stack */
@@ -56,6 +57,6 @@ int kv_slot(const struct kv *kv, uint32_t id, uint32_t *slot); /* its row of tab
 void kv_drop_all(struct kv *kv);
 size_t kv_n_sequences(const struct kv *kv);
 
-/* The view of one of the stage's layers, for kernels. row_sequence and positions are the step's buffers. */
-struct kv_view kv_layer(const struct kv *kv, size_t layer, const int32_t *row_sequence,
-                        const int32_t *positions);
+/* The view of one of the stage's layers, for kernels: tables, row_sequence and positions are where they read them. */
+struct kv_view kv_layer(const struct kv *kv, size_t layer, const int32_t *tables,
+                        const int32_t *row_sequence, const int32_t *positions);

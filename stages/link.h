@@ -70,6 +70,8 @@ struct link_driver {
     size_t (*poll_fds)(struct link *l, struct pollfd *fds); /* fills at most LINK_POLL_FDS_MAX */
     int (*service)(struct link *l, struct error *err);
     bool (*is_up)(const struct link *l); /* the peer has proved itself */
+    bool (*is_copying)(
+        const struct link *l); /* a tile's copy is on a stream: service() comes again */
 
     /* Sends a copy of the tile, taken when s gets there (s NULL: now, from host memory). EBB_EAGAIN: no credit. */
     int (*send)(struct link *l, const struct link_tile *tile, struct exec_stream *s,

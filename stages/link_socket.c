@@ -397,6 +397,14 @@ static int settle_copies(struct link *l, struct error *err)
     return 0;
 }
 
+static bool socket_is_copying(const struct link *l)
+{
+    for (size_t i = 0; i < l->n_used; i++)
+        if (l->tiles[(l->first + i) % l->settings.tiles].state == TILE_COPYING)
+            return true;
+    return false;
+}
+
 /* The sending side reads nothing after the greeting; an end of stream is how it learns that the peer died. */
 static int watch_end(struct link *l, struct error *err)
 {
@@ -506,6 +514,7 @@ const struct link_driver link_socket = {
     .poll_fds = socket_poll_fds,
     .service = socket_service,
     .is_up = socket_is_up,
+    .is_copying = socket_is_copying,
     .send = socket_send,
     .peek = socket_peek,
     .take = socket_take,

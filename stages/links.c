@@ -56,7 +56,8 @@ static struct link_settings settings_for(const struct stage *s, enum link_way wa
     }
     if (is_back(way))
         all.row_values = 0;
-    all.memory = s->link_memory.base != NULL ? (unsigned char *)s->link_memory.base + at : NULL;
+    unsigned char *base = s->link_shared != NULL ? s->link_shared : s->link_memory.base;
+    all.memory = base != NULL ? base + at : NULL;
     return all;
 }
 
@@ -64,6 +65,14 @@ size_t links_memory_bytes(const struct stage *s)
 {
     struct link_settings last = settings_for(s, LINK_BACK_OUT), rows = settings_for(s, LINK_IN);
     return 2 * link_memory_bytes(&rows) + 2 * link_memory_bytes(&last);
+}
+
+bool links_are_copying(const struct stage *s)
+{
+    bool copying = false;
+    for (int way = 0; way < LINK_N_WAYS; way++)
+        copying = copying || (s->links[way] != NULL && s->link_driver->is_copying(s->links[way]));
+    return copying;
 }
 
 static void say_linked(struct stage *s, enum link_way way, const char *value, const char *key)

@@ -182,6 +182,15 @@ static int open_compute(struct stage *s, struct error *err)
     return rc == 0 ? run_open(s, err) : rc;
 }
 
+/* Tiles go through sockets, so a device's are where the control thread sees them. */
+static int open_link_memory(struct stage *s, struct error *err)
+{
+    const struct exec_driver *exec = s->platform->exec;
+    if (exec->is_device)
+        return exec->shared_alloc(s->card, links_memory_bytes(s), &s->link_shared, err);
+    return fixed_block_open(&s->link_memory, &s->memory, links_memory_bytes(s), err);
+}
+
 /* What is not elastic: workspace, weights, KV, link tiles. */
 static int open_fixed(struct stage *s, struct error *err)
 {
@@ -210,7 +219,7 @@ static int open_fixed(struct stage *s, struct error *err)
     if (rc == 0)
         rc = kv_open(&s->kv, &s->memory, &ks, s->forward.in.tables, err);
     if (rc == 0 && s->load.n_stages > 1)
-        rc = fixed_block_open(&s->link_memory, &s->memory, links_memory_bytes(s), err);
+        rc = open_link_memory(s, err);
     return rc;
 }
 
@@ -254,14 +263,32 @@ static int open_cache(struct stage *s, struct error *err)
                          (unsigned long long)s->load.reserve_mib, s->load.layer_first,
                          s->load.layer_last, x->n_segments_floor,
                          (unsigned long long)s->load.segment_mib);
-    (void)experts_grow(x, room < x->n_segments_full ? room : x->n_segments_full, &reached, err);
-    if (reached < x->n_segments_floor)
+    struct error driver = {0};
+    size_t wanted = room < x->n_segments_full ? room : x->n_segments_full;
+    (void)experts_grow(x, wanted, &reached, &driver);
+    if (reached < x->n_segments_floor) {
+        *err = driver;
         return err->code;
-    if (err->code != 0)
-        stage_log("card %u: %zu segments for experts, not %zu: %s", s->load.device, reached,
-                  room < x->n_segments_full ? room : x->n_segments_full, err->text);
+    }
+    if (reached < wanted)
+        stage_log("card %u: %zu segments for experts, not %zu: %s", s->load.device, reached, wanted,
+                  driver.text);
     fill_order(s);
     return 0;
+}
+
+/* What a device needs before the first step: the file's pages, and its short steps recorded. */
+static int open_device(struct stage *s, struct error *err)
+{
+    const struct load_settings *l = &s->load;
+    s->graphs = (struct graphs){.f = &s->forward,
+                                .weights = &s->weights,
+                                .kv = &s->kv,
+                                .layers = s->model->layers + l->layer_first,
+                                .embeds = l->stage == 0};
+    int rc = registration_open(&s->registration, s->platform->exec, s->card, s->model,
+                               l->layer_first, l->layer_last, err);
+    return rc == 0 ? graphs_open(&s->graphs, s->compute, err) : rc;
 }
 
 void load_release(struct stage *s)
@@ -271,7 +298,12 @@ void load_release(struct stage *s)
         exec->stream_close(s->compute); /* drains: from here on nothing of ours runs */
     s->compute = NULL;
     experts_close(&s->experts);
+    graphs_close(&s->graphs);
+    registration_close(&s->registration);
     links_close(s);
+    if (s->link_shared != NULL)
+        exec->shared_free(s->card, s->link_shared);
+    s->link_shared = NULL;
     if (s->card != NULL)
         run_close(s);
     queue_close(&s->queue);
@@ -309,6 +341,8 @@ void load_command(struct stage *s, const struct message *m)
         rc = open_fixed(s, &err);
     if (rc == 0)
         rc = open_cache(s, &err);
+    if (rc == 0)
+        rc = open_device(s, &err);
     if (rc != 0) {
         load_release(s);
         stage_refuse(s, "-", &err);
@@ -368,8 +402,12 @@ void load_advance(struct stage *s)
     if (s->state != STAGE_LOADING || !run_at_boundary(s))
         return;
     say_progress(s, s->load_done_bytes + s->experts.upload_bytes);
-    int rc = 0;
-    if (dense_piece(s, &rc)) {
+    struct error err = {0};
+    int rc = registration_next(&s->registration, &err);
+    if (rc == 0)
+        return; /* lines first, then the next piece */
+    rc = rc == 1 ? 0 : rc;
+    if (rc == 0 && dense_piece(s, &rc)) {
         run_flush(s);
     } else if (rc == 0 && !experts_is_filling(&s->experts) && s->experts.n_uploading == 0) {
         struct line_writer w;
@@ -379,8 +417,8 @@ void load_advance(struct stage *s)
         stage_say(s, &w);
     }
     if (rc != 0) {
-        struct error err;
-        error_set(&err, rc, "stage %u: copying weights failed", s->load.stage);
+        if (err.code == 0)
+            error_set(&err, rc, "stage %u: copying weights failed", s->load.stage);
         stage_fail(s, &err);
     }
 }

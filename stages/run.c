@@ -276,23 +276,72 @@ static int head_pass(struct stage *s)
     return forward_head(&s->forward, &s->weights, run->head_next, n, n_top, s->compute);
 }
 
-static void launch_layers(struct stage *s)
+/* The step's values to the card, and whatever has moved since the last time. */
+static int step_send(struct stage *s)
+{
+    bool tables = s->kv.changed, addresses = s->experts.changed;
+    s->kv.changed = s->experts.changed = false;
+    return forward_send(&s->forward, tables, addresses, s->compute);
+}
+
+static bool head_is_recorded(const struct stage *s)
+{
+    const struct runner *run = &s->run;
+    bool plain = run->n_top == 0 && run->n_sample > 0 && graphs_serve(&s->graphs, run->n_sample);
+    for (size_t i = 0; plain && i < run->n_sample; i++)
+        plain = s->forward.in.logprobs[i] < 0;
+    return plain;
+}
+
+/* A short step on a device: all layers at once, and the head where it only samples. */
+static int launch_recorded(struct stage *s)
+{
+    struct runner *run = &s->run;
+    bool head = is_last(s) && run->n_top + run->n_sample > 0,
+         recorded = head && head_is_recorded(s);
+    if (recorded)
+        graphs_clear_head(&s->graphs, run->n_sample);
+    bool tables = s->kv.changed, addresses = s->experts.changed;
+    s->kv.changed = s->experts.changed = false;
+    int rc = graphs_run_layers(&s->graphs, run->item->n_rows, tables, addresses, s->compute);
+    run->next_layer = s->n_layers;
+    if (rc == 0)
+        rc = forward_receive(&s->forward, s->compute);
+    if (rc != 0 || !head)
+        return rc;
+    run->phase = RUN_HEAD;
+    if (!recorded)
+        return head_pass(s);
+    run->head_launched = run->n_sample;
+    return graphs_run_head(&s->graphs, run->n_sample, s->compute);
+}
+
+/* The next layer, or all of a short step. */
+static int launch_direct(struct stage *s)
 {
     struct runner *run = &s->run;
     size_t n_rows = run->item->n_rows;
-    int rc = 0;
-    if (run->next_layer == 0)
+    int rc = run->next_layer == 0 || s->experts.changed ? step_send(s) : 0;
+    if (rc == 0 && run->next_layer == 0)
         rc = forward_begin(&s->forward, &s->weights, n_rows, is_first(s), s->compute);
     size_t stop = n_rows <= WHOLE_STEP_ROWS ? s->n_layers : run->next_layer + 1;
     for (; rc == 0 && run->next_layer < stop; run->next_layer++)
         rc = forward_layer(&s->forward, &s->weights, &s->kv,
                            &s->model->layers[s->load.layer_first + run->next_layer],
                            run->next_layer, n_rows, s->compute);
+    if (rc == 0 && run->next_layer == s->n_layers)
+        rc = forward_receive(&s->forward, s->compute);
     if (rc == 0 && n_rows <= WHOLE_STEP_ROWS && is_last(s) && run->n_top + run->n_sample > 0) {
         run->phase = RUN_HEAD;
         rc = head_pass(s);
     }
-    out_on_stream(s, rc);
+    return rc;
+}
+
+static void launch_layers(struct stage *s)
+{
+    bool recorded = s->run.next_layer == 0 && graphs_serve(&s->graphs, s->run.item->n_rows);
+    out_on_stream(s, recorded ? launch_recorded(s) : launch_direct(s));
 }
 
 static const struct step_run *run_of_row(const struct item *it, size_t row)

@@ -206,7 +206,7 @@ static void lines_handle(struct stage *s)
 
 static bool work_is_out(const struct stage *s)
 {
-    return s->run.busy || s->experts.n_uploading > 0;
+    return s->run.busy || s->experts.n_uploading > 0 || links_are_copying(s);
 }
 
 static void loop_once(struct stage *s)
@@ -221,7 +221,9 @@ static void loop_once(struct stage *s)
     if (wake >= 0)
         fds[n++] = (struct pollfd){.fd = wake, .events = POLLIN};
     n += links_poll_fds(s, fds + n, sizeof fds / sizeof fds[0] - n);
-    int timeout = wake < 0 && work_is_out(s) ? 0 : -1;
+    /* Loading with nothing out: the next piece can go. */
+    bool ready = s->state == STAGE_LOADING && !s->run.busy && s->experts.n_uploading == 0;
+    int timeout = ready || (wake < 0 && work_is_out(s)) ? 0 : -1;
     if (poll(fds, (nfds_t)n, timeout) < 0 && errno != EINTR) {
         error_set(&err, EBB_EIO, "poll: %s", strerror(errno));
         stage_fail(s, &err);

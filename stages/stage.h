@@ -14,7 +14,9 @@
 #include "protocol/vram.h"
 #include "stages/experts.h"
 #include "stages/forward.h"
+#include "stages/graphs.h"
 #include "stages/platform.h"
+#include "stages/registration.h"
 #include "vmm/ledger.h"
 
 #define QUEUE_MAX      64 /* steps, forks and drops waiting */
@@ -128,7 +130,10 @@ struct stage {
     struct kv kv;
     struct experts experts;
     struct forward forward;
-    struct fixed_block link_memory;
+    struct graphs graphs;
+    struct registration registration;
+    struct fixed_block link_memory; /* of the tiles; a device's are in link_shared */
+    void *link_shared;
     size_t n_layers;
     uint64_t load_started_us, load_done_bytes, load_total_bytes, load_told_bytes;
 
@@ -181,6 +186,7 @@ void link_command(struct stage *s, const struct message *m,
 void links_close(struct stage *s);
 size_t links_poll_fds(struct stage *s, struct pollfd *fds, size_t max);
 void links_service(struct stage *s);
+bool links_are_copying(const struct stage *s);    /* tiles, on the compute stream */
 size_t links_memory_bytes(const struct stage *s); /* of all four ways, for link_memory */
 void links_deferred(struct stage *s); /* at a boundary: LINK lines that had to wait for one */
 /* Tiles of step's rows into hidden; advances run.n_arrived. */

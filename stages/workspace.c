@@ -33,22 +33,31 @@ static size_t smaller(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-static void carve_in_and_out(struct forward *f, struct carver *c)
+/* What a device has a copy of: first the values of a step, then what changes now and then, then what kernels count. */
+static void carve_mirrored(const struct forward *f, struct carver *c, struct forward_in *in,
+                           struct forward_out *out)
 {
     const struct forward_shape *s = &f->shape;
     const struct model_geometry *g = s->geometry;
     size_t rows = s->n_rows, table = s->n_layers * g->n_experts;
-    f->in.tokens = carve(c, rows, sizeof(int32_t));
-    f->in.positions = carve(c, rows, sizeof(int32_t));
-    f->in.row_sequence = carve(c, rows, sizeof(int32_t));
-    f->in.tables = carve(c, s->n_sequences * s->table_stride, sizeof(int32_t));
-    f->in.head_index = carve(c, rows, sizeof(int32_t));
+    in->tokens = carve(c, rows, sizeof(int32_t));
+    in->positions = carve(c, rows, sizeof(int32_t));
+    in->row_sequence = carve(c, rows, sizeof(int32_t));
+    in->head_index = carve(c, rows, sizeof(int32_t));
+    in->tables = carve(c, s->n_sequences * s->table_stride, sizeof(int32_t));
+    in->addresses = carve(c, table, sizeof(struct expert_address));
+    in->inv_freq = carve(c, g->n_rot / 2, sizeof(double));
+    out->heat = carve(c, table, sizeof(uint32_t));
+    out->hits = carve(c, rows, sizeof(uint32_t));
+}
+
+static void carve_in_and_out(struct forward *f, struct carver *c)
+{
+    const struct forward_shape *s = &f->shape;
+    size_t rows = s->n_rows;
+    carve_mirrored(f, c, &f->in, &f->out);
     f->in.sample = carve(c, rows, sizeof(struct sample_params));
     f->in.logprobs = carve(c, rows, sizeof(int32_t));
-    f->in.addresses = carve(c, table, sizeof(struct expert_address));
-    f->in.inv_freq = carve(c, g->n_rot / 2, sizeof(double));
-    f->out.heat = carve(c, table, sizeof(uint32_t));
-    f->out.hits = carve(c, rows, sizeof(uint32_t));
     f->out.ids = carve(c, f->head_rows, sizeof(int32_t));
     f->out.top_ids = carve(c, f->head_rows * FORWARD_TOP_MAX, sizeof(int32_t));
     f->out.top_values = carve(c, f->head_rows * FORWARD_TOP_MAX, sizeof(float));
@@ -68,6 +77,13 @@ static void carve_activations(struct forward *f, struct carver *c)
     size_t rows = f->shape.n_rows, heads = (size_t)g->n_heads * g->head_dim,
            kv_heads = (size_t)g->n_kv_heads * g->head_dim;
     size_t width = larger(g->d_ff, g->d_shared); /* of a feed-forward that is not routed */
+    if (f->shape.exec->is_device) {
+        struct carver inside = {0};
+        struct forward_in in;
+        struct forward_out out;
+        carve_mirrored(f, &inside, &in, &out);
+        f->mirror = carve(c, 1, inside.at);
+    }
     f->hidden = carve(c, rows * g->d_model, sizeof(float));
     f->normed = carve(c, rows * g->d_model, sizeof(float));
     f->activations = carve(c, rows, k->activation_bytes(larger(larger(g->d_model, heads), width)));
@@ -122,8 +138,43 @@ int forward_open(struct forward *f, struct vmm_driver *driver, const struct kern
     memory = (struct carver){.base = f->memory.base};
     carve_in_and_out(f, &shared);
     carve_activations(f, &memory);
+    f->card_in = f->in;
+    f->card_out = f->out;
+    if (f->mirror != NULL)
+        carve_mirrored(f, &(struct carver){.base = f->mirror}, &f->card_in, &f->card_out);
     memcpy(f->in.inv_freq, shape->geometry->inv_freq, shape->geometry->n_rot / 2 * sizeof(double));
     return 0;
+}
+
+int forward_send(struct forward *f, bool tables, bool addresses, struct exec_stream *s)
+{
+    if (f->mirror == NULL)
+        return 0;
+    const unsigned char *from = f->shared; /* neighbours, in this order: see carve_mirrored() */
+    const void *end = f->in.tables;
+    if (tables)
+        end = f->in.addresses;
+    if (addresses)
+        end = f->in.inv_freq;
+    if (!f->mirrored)
+        end = f->out.hits + f->shape.n_rows;
+    int rc = f->shape.exec->copy(s, f->mirror, from, (size_t)((const unsigned char *)end - from));
+    f->mirrored = f->mirrored || rc == 0;
+    return rc;
+}
+
+int forward_receive(struct forward *f, struct exec_stream *s)
+{
+    if (f->mirror == NULL)
+        return 0;
+    const struct exec_driver *exec = f->shape.exec;
+    size_t table = f->shape.n_layers * f->shape.geometry->n_experts * sizeof(uint32_t);
+    int rc = exec->copy(s, f->out.heat, f->card_out.heat, table);
+    if (rc == 0)
+        rc = exec->fill(s, f->card_out.heat, 0, table);
+    if (rc == 0)
+        rc = exec->copy(s, f->out.hits, f->card_out.hits, f->shape.n_rows * sizeof(uint32_t));
+    return rc;
 }
 
 void forward_close(struct forward *f)

@@ -145,7 +145,8 @@ Test(kv, no_block_is_lost_in_10000_random_operations)
 
 Test(kv, layers_of_a_block_do_not_overlap)
 {
-    struct kv_view first = kv_layer(&kv, 0, NULL, NULL), second = kv_layer(&kv, 1, NULL, NULL);
+    struct kv_view first = kv_layer(&kv, 0, NULL, NULL, NULL),
+                   second = kv_layer(&kv, 1, NULL, NULL, NULL);
     size_t layer_bytes = (size_t)2 * KV_BLOCK_TOKENS * 2 * 32 * 2;
     cr_assert_eq((unsigned char *)second.base - (unsigned char *)first.base,
                  (ptrdiff_t)layer_bytes);

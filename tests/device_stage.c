@@ -1,0 +1,52 @@
+/* tests/device_stage.c - a CPU card that says it is a device of its own.
+ *
+ * The stage then keeps copies of a step's values on "the card", registers the model's pages and records its short steps, all as on a
+ * GPU, while the CPU's kernels compute: so what is the stage's own in these paths is held to the same tokens on any machine.
+ * DEVICE_STAGE_WAKES=0 also takes the wake descriptor away, so that the stage polls.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include "stages/platform.h"
+
+static struct exec_driver device;
+
+static int no_wake_fd(struct exec *e)
+{
+    (void)e;
+    return -1;
+}
+
+static int memory_open(struct vmm_driver *d, const struct platform_card *card, struct error *err)
+{
+    struct vmm_host_settings settings = {.device = card->device,
+                                         .capacity_bytes = card->capacity_bytes,
+                                         .name_space = card->name_space};
+    return vmm_driver_host_open(d, &settings, err);
+}
+
+static int describe(const struct platform_card *card, char *name, size_t name_max, char *uuid,
+                    size_t uuid_max, struct error *err)
+{
+    (void)err;
+    (void)snprintf(name, name_max, "device");
+    (void)snprintf(uuid, uuid_max, "device-%d", card->device);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    static const struct link_driver *const links[] = {&link_socket, NULL};
+    const char *wakes = getenv("DEVICE_STAGE_WAKES");
+    device = exec_cpu;
+    device.is_device = true;
+    if (wakes != NULL && strcmp(wakes, "0") == 0)
+        device.wake_fd = no_wake_fd;
+    const struct platform pretended = {.kind = "cpu",
+                                       .program = "device-stage",
+                                       .memory_open = memory_open,
+                                       .describe = describe,
+                                       .exec = &device,
+                                       .kernels = kernel_set_cpu,
+                                       .links = links};
+    return stage_main(&pretended, argc, argv);
+}
