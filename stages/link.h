@@ -78,7 +78,8 @@ struct link_driver {
                 struct error *err);
     /* The oldest tile that has arrived whole; EBB_EAGAIN: none. Valid until take(). */
     int (*peek)(struct link *l, struct link_tile *tile);
-    /* Takes it: its rows are copied to `to` when s gets there, and then its buffer is free. to NULL: dropped. */
+    /* Takes it: its rows are copied to `to` when s gets there (s NULL: now, to host memory), and then its buffer is free.
+     * to NULL: dropped. */
     int (*take)(struct link *l, void *to, struct exec_stream *s, struct error *err);
 };
 

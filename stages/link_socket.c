@@ -497,6 +497,11 @@ static int socket_take(struct link *l, void *to, struct exec_stream *s, struct e
         t->state = TILE_FREE;
         return settle_copies(l, err);
     }
+    if (s == NULL) {
+        memcpy(to, t->payload, t->header.payload_bytes);
+        t->state = TILE_FREE;
+        return settle_copies(l, err);
+    }
     int rc = l->settings.exec->copy(s, to, t->payload, t->header.payload_bytes);
     if (rc == 0)
         rc = l->settings.exec->event_record(t->copied, s);

@@ -257,6 +257,14 @@ void links_service(struct stage *s)
     outbox_flush(s);
 }
 
+/* Rows move at boundaries, when nothing on the compute stream reads or writes them. Where the control thread can reach
+ * them, copying them right away saves the stream's waking up and the word back from it: a decode step's rows are a few
+ * KiB. */
+static struct exec_stream *tiles_stream(const struct stage *s)
+{
+    return s->platform->host_memory ? NULL : s->compute;
+}
+
 int links_take_rows(struct stage *s, const struct item *item, struct error *err)
 {
     struct link *in = live(s, LINK_IN);
@@ -277,7 +285,7 @@ int links_take_rows(struct stage *s, const struct item *item, struct error *err)
         } else {
             s->run.n_arrived += tile.n_rows;
             rc = s->link_driver->take(in, s->forward.hidden + (size_t)tile.row_first * d_model,
-                                      s->compute, err);
+                                      tiles_stream(s), err);
         }
         if (rc != 0)
             return rc;
@@ -298,7 +306,7 @@ int links_send_rows(struct stage *s, const struct item *item, struct error *err)
                                  .n_rows = (uint32_t)n,
                                  .step = item->step,
                                  .data = s->forward.hidden + s->run.n_sent * d_model};
-        int rc = out == NULL ? EBB_EAGAIN : s->link_driver->send(out, &tile, s->compute, err);
+        int rc = out == NULL ? EBB_EAGAIN : s->link_driver->send(out, &tile, tiles_stream(s), err);
         if (rc == EBB_EAGAIN)
             return 0;
         if (rc != 0)

@@ -21,6 +21,8 @@ struct platform {
                     size_t uuid_max, struct error *err);
     /* The processors that its threads may use, for `pin`; NULL: its threads are not placed. */
     int (*processors)(struct processor *all, size_t max, size_t *n, struct error *err);
+    bool
+        host_memory; /* the card's memory is the host's: at a boundary the control thread copies tiles itself */
     const struct exec_driver *exec;
     const struct kernel_set *(*kernels)(const char *name, struct error *err);
     const struct link_driver *const *links; /* NULL-terminated; the first is the default */

@@ -46,6 +46,7 @@ int main(int argc, char **argv)
                                  .memory_open = cpu_memory_open,
                                  .describe = cpu_describe,
                                  .processors = processors_read,
+                                 .host_memory = true,
                                  .exec = &exec_cpu,
                                  .kernels = kernel_set_cpu,
                                  .links = links};
