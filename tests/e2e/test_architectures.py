@@ -21,6 +21,8 @@ def golden(name):
 class ArchitectureRuns(EbbtideTest):
     """What the tiny models give, on any cards."""
 
+    models = MODELS
+
     def model(self, name, cards=1, **flags):
         return self.serve(cards, model=ARCH / f"{name}.gguf", segment_mib=self.segment_mib, **flags)
 
@@ -49,7 +51,7 @@ class ArchitectureRuns(EbbtideTest):
         """A router's near-tie may flip an expert (NUMERICS: qwen3moe, case 2, step 0: experts 7 and 4 at 0.1164 and 0.1143). What is
         no such chance does not depend on rounding elsewhere: a position that is too far away with one type of KV must be within
         the tolerance with the other, and a model may have one of its 48 positions like that."""
-        for name in MODELS:
+        for name in self.models:
             with self.subTest(model=name):
                 narrow, wide = (self.positions(name, kernels="auto", kv=kv, **flags) for kv in ("f16", "f32"))
                 flipped = [p for p in narrow if max(narrow[p][0]) > MAX_TOLERANCE]

@@ -85,8 +85,7 @@ class ForeignOnCuda:
 
     def __init__(self, test, engine):
         uuid, _ = cards_here()[0][ORDINAL]
-        self.process = subprocess.Popen([str(FOREIGN_CUDA), "--uuid", uuid], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        text=True, env=test.env)
+        self.process = subprocess.Popen([str(FOREIGN_CUDA), "--uuid", uuid], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         test.addCleanup(self.end)
         self.ask("attach")
 

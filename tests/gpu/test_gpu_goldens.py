@@ -1,7 +1,7 @@
 """On the card: the demo model and every architecture within the tolerances of the golden logits, alone and beside a CPU card."""
 import unittest
 
-from card import IS_CUDA, GpuTest
+from card import IS_CUDA, QUICK, GpuTest
 from test_architectures import MODELS, ArchitectureRuns
 from test_goldens import GoldenLogits
 
@@ -17,11 +17,13 @@ class Goldens(GpuTest, GoldenLogits):
 
 
 class Architectures(GpuTest, ArchitectureRuns):
+    models = MODELS[::3] if QUICK else MODELS
+
     def test_every_architecture_is_within_its_tolerances(self):
         self.check_integer_path()
 
     def test_tokens_do_not_depend_on_splits_chunks_or_residency(self):
-        for name in MODELS:
+        for name in self.models:
             plain = self.greedy(name, cards=1, chunk=64)
             for flags in ({"cards": 2, "chunk": 7}, {"cards": 1, "chunk": 1}):
                 with self.subTest(model=name, **flags):

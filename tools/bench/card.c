@@ -8,8 +8,7 @@
 
 #include "protocol/message.h"
 
-#define MIB      ((size_t)1 << 20)
-#define N_SPEEDS 9
+#define MIB ((size_t)1 << 20)
 
 static int cpu_memory_open(struct vmm_driver *d, int device, uint64_t bytes, struct error *err)
 {
@@ -164,12 +163,12 @@ int card_copy_time(struct card *c, void *to, const void *from, size_t bytes, dou
 static int copies_measure(struct card *c, void *to, const void *from, size_t bytes, double *seconds,
                           struct error *err)
 {
-    double runs[N_SPEEDS];
+    double runs[CARD_SPEED_RUNS];
     int code = card_copy_time(c, to, from, bytes, &runs[0], err);
-    for (int i = 0; i < N_SPEEDS && code == 0; i++)
+    for (int i = 0; i < CARD_SPEED_RUNS && code == 0; i++)
         code = card_copy_time(c, to, from, bytes, &runs[i], err);
     if (code == 0)
-        *seconds = bench_median(runs, N_SPEEDS);
+        *seconds = bench_median(runs, CARD_SPEED_RUNS);
     return code;
 }
 

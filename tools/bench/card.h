@@ -9,6 +9,7 @@
 #include "vmm/driver.h"
 
 #define CARD_BLOCKS_MAX 8
+#define CARD_SPEED_RUNS 9
 
 struct card_tables {
     const struct exec_driver *exec;
@@ -55,7 +56,7 @@ int card_put(struct card *c, void *to, size_t bytes, const void *from, size_t n_
 /* Returns when all that was put on the stream is done. */
 int card_wait(struct card *c, struct error *err);
 
-/* Bytes a second, medians of several runs: within the card's memory (read and written counted), and to it from pinned memory
+/* Bytes a second, medians of CARD_SPEED_RUNS runs: within the card's memory (read and written counted), and to it from pinned memory
  * of the host. */
 struct card_speeds {
     double copy, upload;

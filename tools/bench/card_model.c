@@ -213,6 +213,17 @@ static int cards_measure(struct bed *b, const char *cards, struct error *err)
     return code;
 }
 
+static void speeds_report(struct report *r, const struct card_speeds *speeds)
+{
+    struct row rows[] = {{"copy", .shape = "on it, read + written", .value = speeds->copy * 1e-9},
+                         {"copy", .shape = "to the card", .value = speeds->upload * 1e-9}};
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        rows[i].unit = "GB/s";
+        rows[i].n_runs = CARD_SPEED_RUNS;
+        report_row(r, &rows[i]);
+    }
+}
+
 int bench_card_model(const struct bench_settings *s, struct report *r, struct error *err)
 {
     struct bed b = {.settings = s, .report = r, .n_runs = s->quick ? 3 : RUNS_MAX};
@@ -232,11 +243,10 @@ int bench_card_model(const struct bench_settings *s, struct report *r, struct er
     if (b.depth_max + 256 > b.work.context_max)
         b.depth_max = b.work.context_max > 256 ? b.work.context_max - 256 : 0;
     (void)snprintf(title, sizeof title,
-                   "A model by the engine, beside what its bytes allow at %.0f GB/s (%.1f from the "
-                   "host): %.150s",
-                   b.speeds.copy * 1e-9, b.speeds.upload * 1e-9,
+                   "A model by the engine, beside what its bytes allow at these speeds: %.150s",
                    name != NULL ? name + 1 : s->model);
     report_part(r, "model", title, "bound", false);
+    speeds_report(r, &b.speeds);
     b.stages = "1 stage";
     code = cards_measure(&b, first, err);
     if (code == 0 && n_stages > 1) {
