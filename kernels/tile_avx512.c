@@ -28,11 +28,12 @@ struct chunk {
 };
 
 INLINE void chunk_load_small(uint32_t type, const struct lane_rows *rows, size_t n_blocks,
-                             struct chunk *c)
+                             uintptr_t *ahead, struct chunk *c)
 {
     const struct format f = format_unsigned(type);
     for (size_t k = 0; k < n_blocks; k++) {
         struct small_block block;
+        ahead_ask(ahead, LANES * f.block_bytes);
         small_load(type, rows, k * f.block_bytes, &block);
         UNROLL
         for (int i = 0; i < 8; i++)
@@ -43,7 +44,8 @@ INLINE void chunk_load_small(uint32_t type, const struct lane_rows *rows, size_t
     }
 }
 
-INLINE void chunk_load_super(uint32_t type, const struct lane_rows *rows, struct chunk *c)
+INLINE void chunk_load_super(uint32_t type, const struct lane_rows *rows, uintptr_t *ahead,
+                             struct chunk *c)
 {
     const struct format f = format_unsigned(type);
     const int width = super_width(type);
@@ -64,6 +66,7 @@ INLINE void chunk_load_super(uint32_t type, const struct lane_rows *rows, struct
         UNROLL
     for (int part = 0; part < 2; part++) {
         struct super_part p;
+        ahead_ask(ahead, ahead_part_bytes(type));
         super_part_load(type, rows, group, part, &p);
         UNROLL
         for (int k = 0; k < width; k++)
@@ -111,15 +114,6 @@ INLINE void chains_advance(uint32_t type, int n, const struct chunk *c, size_t n
         to[r] = acc[r], tom[r] = accm[r];
 }
 
-/* Asks for the next tile while this one is computed, in the order of addresses, as tile_avx2.c does. `at` is where the
- * chunk is in a row. */
-INLINE void prefetch_next(const struct tile_matrix *m, const uint8_t *tile, size_t at, size_t bytes)
-{
-    const uintptr_t from = (uintptr_t)tile + LANES * (m->row_bytes + at);
-    for (size_t i = 0; i < LANES * bytes; i += 64)
-        _mm_prefetch((const void *)(from + i), _MM_HINT_T0);
-}
-
 /* Bytes of n_blocks blocks of 32 values of a row. */
 INLINE size_t chunk_bytes(struct format f, size_t n_blocks)
 {
@@ -128,14 +122,15 @@ INLINE size_t chunk_bytes(struct format f, size_t n_blocks)
 
 /* One chunk with all rows. */
 INLINE void chunk_product(uint32_t type, const struct lane_rows *rows, size_t n_blocks,
-                          size_t block, const struct activation *x, size_t n_rows, struct chains *s)
+                          size_t block, const struct activation *x, size_t n_rows, uintptr_t *ahead,
+                          struct chains *s)
 {
     struct chunk c;
     size_t r = 0;
     if (format_of(type).is_super)
-        chunk_load_super(type, rows, &c);
+        chunk_load_super(type, rows, ahead, &c);
     else
-        chunk_load_small(type, rows, n_blocks, &c);
+        chunk_load_small(type, rows, n_blocks, ahead, &c);
     for (; r + 4 <= n_rows; r += 4)
         chains_advance(type, 4, &c, n_blocks, block, x + r, s->acc + r, s->accm + r);
     for (; r + 2 <= n_rows; r += 2)
@@ -146,38 +141,36 @@ INLINE void chunk_product(uint32_t type, const struct lane_rows *rows, size_t n_
 
 /* The same with one row. */
 INLINE void chunk_single(uint32_t type, const struct lane_rows *rows, size_t n_blocks, size_t block,
-                         const struct activation *x, __m512 *acc, __m512 *accm)
+                         const struct activation *x, struct chain *c)
 {
     const struct format f = format_of(type);
     if (f.is_super)
-        single_super(type, rows, x, block, acc, accm);
+        single_super(type, rows, x, block, c);
     else
         for (size_t k = 0; k < n_blocks; k++)
-            single_small(type, rows, k * f.block_bytes, x, block + k, acc, accm);
+            single_small(type, rows, k * f.block_bytes, x, block + k, c);
 }
 
+/* While a tile is computed, the next one, which begins where this one's last row ends, is asked for: its bytes in the
+ * order of addresses, which is what the memory's own prefetching goes along with, whatever of this one is read. */
 INLINE void product_typed(uint32_t type, bool single, const struct tile_matrix *m,
                           const uint8_t *tile, const struct activation *x, size_t n_rows,
                           struct chains *s)
 {
     const size_t n_blocks = m->n_in / 32;
+    struct chain c = {s->acc[0], s->accm[0], (uintptr_t)tile + LANES * m->row_bytes};
     struct lane_rows rows;
-    __m512 acc = s->acc[0], accm = s->accm[0];
-    size_t at = 0;
     lane_rows_set(&rows, tile, m->row_bytes);
     for (size_t block = 0; block < n_blocks; block += CHUNK_BLOCKS) {
         size_t left = n_blocks - block, n = left < CHUNK_BLOCKS ? left : CHUNK_BLOCKS;
-        size_t bytes = chunk_bytes(format_of(type), n);
-        prefetch_next(m, tile, at, bytes);
         if (single)
-            chunk_single(type, &rows, n, block, x, &acc, &accm);
+            chunk_single(type, &rows, n, block, x, &c);
         else
-            chunk_product(type, &rows, n, block, x, n_rows, s);
-        lane_rows_advance(&rows, bytes);
-        at += bytes;
+            chunk_product(type, &rows, n, block, x, n_rows, &c.ahead, s);
+        lane_rows_advance(&rows, chunk_bytes(format_of(type), n));
     }
     if (single)
-        s->acc[0] = acc, s->accm[0] = accm;
+        s->acc[0] = c.acc, s->accm[0] = c.accm;
 }
 
 /* One function a type, so that everything above is constant in it. */
