@@ -8,6 +8,7 @@ line, `N passed, N failed, N skipped`. Exit 1 if a case failed or a file is miss
 import re
 import sys
 import xml.etree.ElementTree as xml
+from pathlib import Path
 
 SYNTHESIS = re.compile(r"\[====\] Synthesis: Tested: (\d+) \| Passing: (\d+) \| Failing: (\d+)")
 CRITERION_CASE = re.compile(r"^\[(FAIL|SKIP)\] (\S+?): (.*)$", re.M)
@@ -65,12 +66,14 @@ def main(paths):
         except (OSError, xml.ParseError) as problem:
             lost.append(f"{path}: {problem}")
             continue
+        build = Path(path).parent.name + "/" if len(paths) > 1 else ""
         for case in cases:
             passed, bad, left_out = count(case)
+            program = build + case.get("name")
             n_passed += passed
-            failed += [f"{case.get('name')}: {name}" for name in bad]
-            skipped += [f"{case.get('name')}: {name}" for name in left_out]
-            print(f"{case.get('name'):24} {float(case.get('time') or 0):8.1f} s  {passed:4} passed  {len(bad):3} failed  "
+            failed += [f"{program}: {name}" for name in bad]
+            skipped += [f"{program}: {name}" for name in left_out]
+            print(f"{program:36} {float(case.get('time') or 0):8.1f} s  {passed:4} passed  {len(bad):3} failed  "
                   f"{len(left_out):3} skipped")
     for line in skipped:
         print("skipped:", line)
