@@ -36,4 +36,6 @@ if(EXISTS ${CMAKE_SOURCE_DIR}/stages/bin/stage_cuda.c)
   program(ebbtide-stage-cuda stages/bin/stage_cuda.c stages kernels_cuda vmm_cuda)
   target_sources(ebbtide-bench PRIVATE ${CMAKE_SOURCE_DIR}/tools/bench/card_cuda.c)
   target_link_libraries(ebbtide-bench PRIVATE kernels_cuda vmm_cuda)
+  # It was made before CUDA was enabled.
+  set_target_properties(ebbtide-bench PROPERTIES CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}")
 endif()

@@ -217,7 +217,8 @@ Test(ledger, every_owner_has_a_name)
 Test(ledger, what_no_owner_claims_is_unexplained)
 {
     struct ledger ledger = {0};
-    struct vmm_memory memory = {100, 30, 50, 20};
+    struct vmm_memory memory = {
+        .total_bytes = 100, .free_bytes = 30, .own_bytes = 50, .foreign_bytes = 20};
     ledger.owned_bytes[LEDGER_CACHE] = 40;
     ledger.owned_bytes[LEDGER_KV] = 7;
     ledger_settle(&ledger, &memory);
