@@ -19,8 +19,15 @@
 #include <string.h>
 #include <unistd.h>
 
+/* A copy must not cross from one registration into another, so their borders are kept. */
+struct registered {
+    const unsigned char *base, *end;
+};
+
 struct exec {
     int device, n_multiprocessors;
+    struct registered *registered; /* owned, in no order */
+    size_t n_registered, registered_capacity;
 };
 
 struct exec_stream {
@@ -121,6 +128,7 @@ static void cuda_close(struct exec *e)
     if (e == NULL)
         return;
     (void)cudaDeviceSynchronize();
+    free(e->registered);
     free(e);
 }
 
@@ -192,9 +200,34 @@ static int cuda_stream_wait(struct exec_stream *s, struct exec_event *event)
     return event->recorded ? code_of(cudaStreamWaitEvent(s->stream, event->event, 0)) : 0;
 }
 
+/* Bytes from `from` on that lie on one side of every registration's borders. */
+static size_t bytes_in_one(const struct exec *e, const unsigned char *from, size_t bytes)
+{
+    for (size_t i = 0; i < e->n_registered; i++) {
+        const struct registered *r = &e->registered[i];
+        const unsigned char *end = from + bytes;
+        if (from < r->base && end > r->base)
+            end = r->base;
+        else if (from >= r->base && from < r->end && end > r->end)
+            end = r->end;
+        bytes = (size_t)(end - from);
+    }
+    return bytes;
+}
+
 static int cuda_copy(struct exec_stream *s, void *to, const void *from, size_t bytes)
 {
-    return bytes == 0 ? 0 : code_of(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, s->stream));
+    unsigned char *at = to;
+    const unsigned char *source = from;
+    int rc = 0;
+    while (rc == 0 && bytes > 0) {
+        size_t n = bytes_in_one(s->e, source, bytes);
+        rc = code_of(cudaMemcpyAsync(at, source, n, cudaMemcpyDefault, s->stream));
+        at += n;
+        source += n;
+        bytes -= n;
+    }
+    return rc;
 }
 
 static int cuda_fill(struct exec_stream *s, void *to, int byte, size_t bytes)
@@ -253,27 +286,49 @@ static void cuda_graph_close(struct exec_graph *graph)
     free(graph);
 }
 
+static int registered_add(struct exec *e, const void *base, size_t bytes, struct error *err)
+{
+    if (e->n_registered == e->registered_capacity) {
+        size_t wanted = e->registered_capacity == 0 ? 64 : e->registered_capacity * 2;
+        struct registered *grown = realloc(e->registered, wanted * sizeof *grown);
+        if (grown == NULL)
+            return error_set(err, EBB_ENOMEM, "cuda: no memory for the list of registrations");
+        e->registered = grown;
+        e->registered_capacity = wanted;
+    }
+    const unsigned char *from = base;
+    e->registered[e->n_registered++] = (struct registered){.base = from, .end = from + bytes};
+    return 0;
+}
+
 static int cuda_host_register(struct exec *e, const void *base, size_t bytes, struct error *err)
 {
-    (void)e;
     void *host = (void *)(uintptr_t)base, *seen = NULL;
     unsigned flags = cudaHostRegisterMapped | cudaHostRegisterPortable | cudaHostRegisterReadOnly;
     cudaError_t rc = cudaHostRegister(host, bytes, flags);
     if (rc != cudaSuccess)
         return refused(err, "cuda: registering host memory", rc);
     rc = cudaHostGetDevicePointer(&seen, host, 0);
-    if (rc == cudaSuccess && seen == host)
-        return 0;
-    (void)cudaHostUnregister(host);
+    int code = 0;
     if (rc != cudaSuccess)
-        return refused(err, "cuda: registering host memory", rc);
-    return error_set(err, EBB_EUNSUPPORTED,
-                     "cuda: registered host memory has another address on the card");
+        code = refused(err, "cuda: registering host memory", rc);
+    else if (seen != host)
+        code = error_set(err, EBB_EUNSUPPORTED,
+                         "cuda: registered host memory has another address on the card");
+    if (code == 0)
+        code = registered_add(e, base, bytes, err);
+    if (code != 0)
+        (void)cudaHostUnregister(host);
+    return code;
 }
 
 static void cuda_host_unregister(struct exec *e, const void *base)
 {
-    (void)e;
+    for (size_t i = 0; i < e->n_registered; i++)
+        if (e->registered[i].base == base) {
+            e->registered[i] = e->registered[--e->n_registered];
+            break;
+        }
     if (cudaHostUnregister((void *)(uintptr_t)base) != cudaSuccess)
         (void)cudaGetLastError();
 }

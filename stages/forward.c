@@ -19,8 +19,10 @@ struct pass {
 
 #define LAUNCH(p, op, ...)                                                                         \
     do {                                                                                           \
-        if ((p)->rc == 0)                                                                          \
+        if ((p)->rc == 0) {                                                                        \
             (p)->rc = (p)->k->op(&(struct op##_args){__VA_ARGS__}, (p)->s);                        \
+            (p)->f->refused = (p)->rc != 0 ? #op : (p)->f->refused;                                \
+        }                                                                                          \
     } while (0)
 
 static struct pass pass_begin(struct forward *f, size_t n_rows, struct exec_stream *s)

@@ -59,6 +59,8 @@ struct forward {
     unsigned char *mirror; /* in `memory`; NULL: no device */
     bool mirrored;         /* since the buffers were made, all of it has been sent once */
 
+    const char *refused; /* the operation whose launch failed last, or NULL */
+
     float *hidden; /* [n_rows][d_model]: what links carry */
     float *normed, *q, *k, *v, *attended, *angles, *router_logits, *mix, *expert_outputs,
         *head_hidden, *logits;

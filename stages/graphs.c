@@ -42,7 +42,8 @@ static int record(struct graphs *g, size_t n_rows, struct exec_stream *s,
     if (rc == 0)
         exec->graph_close(*out);
     *out = NULL;
-    return error_set(err, launched, "this card does not compute a step of %zu rows (%s)", n_rows,
+    return error_set(err, launched, "this card cannot compute the %s of a step of %zu rows (%s)",
+                     g->f->refused != NULL ? g->f->refused : "layers", n_rows,
                      error_code_name(launched));
 }
 

@@ -47,7 +47,8 @@ static bool is_last(const struct stage *s)
 static void fail_launch(struct stage *s, int rc)
 {
     struct error err;
-    error_set(&err, rc, "stage %u: a launch failed (%s)", s->load.stage, error_code_name(rc));
+    error_set(&err, rc, "stage %u: %s: a launch failed (%s)", s->load.stage,
+              s->forward.refused != NULL ? s->forward.refused : "compute", error_code_name(rc));
     stage_fail(s, &err);
 }
 

@@ -255,10 +255,11 @@ void ledger_read(struct stage *s, struct ledger *out)
     out->owned_bytes[LEDGER_CACHE] = s->experts.pool.n_held * s->experts.pool.segment_bytes;
     out->owned_bytes[LEDGER_WORKSPACE] = s->forward.memory.bytes;
     out->owned_bytes[LEDGER_LINK] = s->link_memory.bytes;
+    out->owned_bytes[LEDGER_CONTEXT] = mem.context_bytes;
     out->foreign_bytes = mem.foreign_bytes;
     out->free_bytes = mem.free_bytes;
     out->total_bytes = mem.total_bytes;
-    out->unexplained_bytes = (int64_t)mem.own_bytes;
+    out->unexplained_bytes = (int64_t)(mem.own_bytes + mem.context_bytes);
     for (int i = 0; i < LEDGER_N_OWNERS; i++)
         out->unexplained_bytes -= (int64_t)out->owned_bytes[i];
 }
