@@ -22,6 +22,7 @@ struct lane_rows {
     size_t row_bytes;
 };
 
+/* Sixteen rows of a matrix whose rows are `row_bytes` long, from the row at `first`. */
 INLINE void lane_rows_set(struct lane_rows *rows, const uint8_t *first, size_t row_bytes)
 {
     for (size_t i = 0; i < 4; i++)

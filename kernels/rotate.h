@@ -1,5 +1,5 @@
 /* kernels/rotate.h - internal to the room: the rotation of one head, elementwise and so the same text for the
- * reference and AVX2 sets; each compiles it for its own instructions. */
+ * reference, AVX2 and AVX-512 sets; each compiles it for its own instructions. */
 #pragma once
 #include <math.h>
 #include <stdbool.h>

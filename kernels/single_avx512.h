@@ -62,7 +62,7 @@ INLINE void single_group(uint32_t type, const struct lane_rows *rows, int group,
         s[k] = sums_begin(f, x->sum16 + 2 * (block + (size_t)k));
     UNROLL
     for (int part = 0; part < 2; part++) {
-        const int half = f.has_sub ? part : 0;
+        const int half = sums_half(f, 4 * part);
         struct super_part p;
         ahead_ask(ahead, ahead_part_bytes(type));
         super_part_load(type, rows, group, part, &p);

@@ -94,7 +94,7 @@ INLINE void chains_advance(uint32_t type, int n, const struct chunk *c, size_t n
         UNROLL
         for (int i = 0; i < 8; i++) {
             const __m512i w = c->w[k][i];
-            const int half = f.has_sub ? i / 4 : 0;
+            const int half = sums_half(f, i);
             UNROLL
             for (int r = 0; r < n; r++)
                 s[r].half[half] = _mm512_dpbusd_epi32(
