@@ -47,7 +47,6 @@ struct exec_graph {
 
 struct exec_cpu_worker {
     struct pool_cpu *pool; /* borrowed */
-    struct pool_cpu_loop loop;
 };
 
 struct exec {
@@ -167,7 +166,7 @@ static void *stream_main(void *arg)
 void exec_cpu_parallel_for(struct exec_cpu_worker *w, size_t n, size_t grain, exec_cpu_range *body,
                            void *ctx)
 {
-    pool_cpu_for(w->pool, &w->loop, n, grain, body, ctx);
+    pool_cpu_for(w->pool, n, grain, body, ctx);
 }
 
 static void op_set(struct op *op, exec_cpu_job *job, const void *args, size_t args_bytes)

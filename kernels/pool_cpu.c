@@ -1,19 +1,20 @@
-/* pool_cpu.c - a fixed set of worker threads and the list of loops that are open to them.
+/* pool_cpu.c - a fixed set of worker threads and the few places where loops are open to them.
  *
- * One lock guards the list, the sleepers and the joining and leaving of loops; the pieces themselves are handed out
- * by an atomic counter. A worker joins a loop only while it is in the list, and the owner takes it out before it
- * waits for those inside, so a loop's memory is never touched after pool_cpu_for() returns. The last worker to leave
- * reads what it needs before it lowers n_inside: after that the loop belongs to its owner again.
- * `epoch` counts posted loops: it is what a spinning worker looks at without the lock. Sleeping and waking cost more
- * than most loops of a decode step take, so a worker stays awake between the loops of a busy stream; it yields its
- * core at every look, and so takes no time from whoever else wants it.
- * Refuses: nothing at run time; a pool without workers runs every loop on the caller.
+ * A loop lies in a slot of the pool, so that a late worker never looks at memory that is gone. A slot's word `state` counts
+ * the workers inside and tells whether more may come; joining is one compare-and-swap on it, leaving one subtraction, and
+ * no lock is taken on either side as long as everybody is awake. The owner fills a slot while it is shut and empty, opens
+ * it, takes pieces like everybody else, shuts it and waits until nobody is inside.
+ * `epoch` counts opened loops: it is what a waiting worker looks at. Sleeping and waking cost more than most loops of a
+ * decode step take, so a worker stays awake between the loops of a busy stream; it yields its core at every look, and so
+ * takes no time from whoever else wants it. The lock is for going to sleep and for waking alone.
+ * Refuses: nothing at run time; a pool without workers, or with every slot in use, runs a loop on the caller.
  */
 #include "kernels/pool_cpu.h"
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdalign.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,14 +22,33 @@
 /* Pieces per thread: enough that a slow thread does not hold up the rest, few enough to be cheap. */
 #define PIECES_PER_THREAD 4
 
+/* Loops open at once: a stage computes on one stream and copies on another. */
+#define SLOTS 4
+#define LINE  64
+
+/* `state` of a slot: workers inside, and flags. */
+#define SLOT_OPEN    (UINT32_C(1) << 31) /* workers may come in */
+#define SLOT_SLEEPER (UINT32_C(1) << 30) /* the owner sleeps until the last has left */
+#define SLOT_INSIDE  (SLOT_SLEEPER - 1)
+
+struct slot {
+    alignas(LINE) _Atomic uint32_t state;
+    _Atomic bool taken; /* by an owner, from before it opens until after it is empty again */
+    alignas(LINE) _Atomic size_t piece_next;
+    alignas(LINE) exec_cpu_range *body; /* from here on written while shut and empty */
+    void *ctx;
+    size_t n, n_pieces;
+};
+
 struct pool_cpu {
+    struct slot slots[SLOTS];
+    alignas(LINE) _Atomic uint64_t epoch;
+    _Atomic bool stopping;
+    alignas(LINE) _Atomic size_t n_sleeping, n_spinning;
+    _Atomic size_t n_busy; /* streams that are running operations */
     pthread_mutex_t lock;
     pthread_cond_t posted, left;
-    struct pool_cpu_loop *open; /* the lock */
-    _Atomic uint64_t epoch;
-    size_t n_sleeping, n_spinning; /* the lock */
-    _Atomic bool stopping;
-    _Atomic size_t n_busy; /* streams that are running operations */
+    void *memory; /* owned: what this lies in, at a line's border */
     size_t n_workers;
     unsigned long threads[];
 };
@@ -79,7 +99,7 @@ void cpu_thread_join(unsigned long thread)
     (void)pthread_join(thread, NULL);
 }
 
-static void loop_run(struct pool_cpu_loop *loop)
+static void loop_run(struct slot *loop)
 {
     size_t n = loop->n, pieces = loop->n_pieces;
     size_t wide = n / pieces, n_longer = n % pieces; /* the first n_longer pieces hold one more */
@@ -92,24 +112,40 @@ static void loop_run(struct pool_cpu_loop *loop)
     }
 }
 
-static struct pool_cpu_loop *loop_find(struct pool_cpu *p)
+static bool loop_join(struct slot *loop)
 {
-    for (struct pool_cpu_loop *loop = p->open; loop != NULL; loop = loop->next)
-        if (atomic_load_explicit(&loop->piece_next, memory_order_relaxed) < loop->n_pieces)
-            return loop;
-    return NULL;
+    uint32_t state = atomic_load_explicit(&loop->state, memory_order_relaxed);
+    while ((state & SLOT_OPEN) != 0)
+        if (atomic_compare_exchange_weak_explicit(&loop->state, &state, state + 1,
+                                                  memory_order_acquire, memory_order_relaxed))
+            return true;
+    return false;
 }
 
-/* Called with the lock; gives it up while the pieces run. */
-static void loop_help(struct pool_cpu *p, struct pool_cpu_loop *loop)
+static void loop_leave(struct pool_cpu *p, struct slot *loop)
 {
-    atomic_fetch_add_explicit(&loop->n_inside, 1, memory_order_relaxed);
-    pthread_mutex_unlock(&p->lock);
-    loop_run(loop);
+    uint32_t before = atomic_fetch_sub_explicit(&loop->state, 1, memory_order_acq_rel);
+    if ((before & SLOT_INSIDE) != 1 || (before & SLOT_SLEEPER) == 0)
+        return;
     pthread_mutex_lock(&p->lock);
-    bool owner_sleeps = loop->owner_sleeps;
-    if (atomic_fetch_sub_explicit(&loop->n_inside, 1, memory_order_acq_rel) == 1 && owner_sleeps)
-        pthread_cond_broadcast(&p->left);
+    pthread_cond_broadcast(&p->left);
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* Takes part in every open loop that has pieces left. False: there was none. */
+static bool loops_help(struct pool_cpu *p)
+{
+    bool helped = false;
+    for (size_t i = 0; i < SLOTS; i++) {
+        struct slot *loop = &p->slots[i];
+        if (!loop_join(loop))
+            continue;
+        if (atomic_load_explicit(&loop->piece_next, memory_order_relaxed) < loop->n_pieces)
+            helped = true;
+        loop_run(loop);
+        loop_leave(p, loop);
+    }
+    return helped;
 }
 
 /* One look of a thread that waits for another: at first it keeps its core, then it offers it at every look. */
@@ -128,35 +164,32 @@ static int worker_looks(struct pool_cpu *p)
     return busy ? CPU_SPINS + CPU_YIELDS : CPU_SPINS;
 }
 
-/* Called and left with the lock: looks for a new loop for a while without it, then sleeps. */
-static void worker_idle(struct pool_cpu *p)
+/* Looks for a loop opened after `seen` for a while, then sleeps until there is one. */
+static void worker_idle(struct pool_cpu *p, uint64_t seen)
 {
-    uint64_t seen = atomic_load(&p->epoch);
-    p->n_spinning++;
-    pthread_mutex_unlock(&p->lock);
+    atomic_fetch_add(&p->n_spinning, 1);
     for (int i = 0; i < worker_looks(p) && atomic_load(&p->epoch) == seen; i++)
         look_pause(i);
+    atomic_fetch_sub(&p->n_spinning, 1);
+    if (atomic_load(&p->epoch) != seen)
+        return;
     pthread_mutex_lock(&p->lock);
-    p->n_spinning--;
-    while (atomic_load(&p->epoch) == seen && !atomic_load(&p->stopping)) {
-        p->n_sleeping++;
+    atomic_fetch_add(&p->n_sleeping,
+                     1); /* before the last look: whoever posts after it sees a sleeper */
+    while (atomic_load(&p->epoch) == seen && !atomic_load(&p->stopping))
         pthread_cond_wait(&p->posted, &p->lock);
-        p->n_sleeping--;
-    }
+    atomic_fetch_sub(&p->n_sleeping, 1);
+    pthread_mutex_unlock(&p->lock);
 }
 
 static void *worker_main(void *arg)
 {
     struct pool_cpu *p = arg;
-    pthread_mutex_lock(&p->lock);
     while (!atomic_load(&p->stopping)) {
-        struct pool_cpu_loop *loop = loop_find(p);
-        if (loop != NULL)
-            loop_help(p, loop);
-        else
-            worker_idle(p);
+        uint64_t seen = atomic_load(&p->epoch); /* before the slots are looked at */
+        if (!loops_help(p))
+            worker_idle(p, seen);
     }
-    pthread_mutex_unlock(&p->lock);
     return NULL;
 }
 
@@ -168,9 +201,12 @@ static int worker_cpu(const struct exec_settings *s, size_t worker)
 int pool_cpu_open(struct pool_cpu **out, int n_workers, const struct exec_settings *settings,
                   struct error *err)
 {
-    struct pool_cpu *p = calloc(1, sizeof *p + (size_t)n_workers * sizeof p->threads[0]);
-    if (p == NULL)
+    size_t bytes = sizeof(struct pool_cpu) + (size_t)n_workers * sizeof(unsigned long);
+    void *memory = calloc(1, bytes + LINE - 1);
+    if (memory == NULL)
         return error_set(err, EBB_ENOMEM, "cpu workers: no memory for %d", n_workers);
+    struct pool_cpu *p = (struct pool_cpu *)(((uintptr_t)memory + LINE - 1) / LINE * LINE);
+    p->memory = memory;
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->posted, NULL);
     pthread_cond_init(&p->left, NULL);
@@ -202,43 +238,44 @@ void pool_cpu_close(struct pool_cpu *p)
     pthread_cond_destroy(&p->left);
     pthread_cond_destroy(&p->posted);
     pthread_mutex_destroy(&p->lock);
-    free(p);
+    free(p->memory);
 }
 
-static void loop_post(struct pool_cpu *p, struct pool_cpu_loop *loop)
+/* Wakes as many sleepers as there are pieces for, beyond the caller and those who look anyway. */
+static void sleepers_wake(struct pool_cpu *p, size_t wanted)
 {
+    size_t awake = atomic_load(&p->n_spinning);
+    if (wanted <= awake)
+        return;
     pthread_mutex_lock(&p->lock);
-    loop->next = p->open;
-    p->open = loop;
-    atomic_fetch_add(&p->epoch, 1);
-    size_t wanted = loop->n_pieces - 1; /* one piece is the caller's */
-    wanted -= wanted < p->n_spinning ? wanted : p->n_spinning;
-    if (wanted > p->n_sleeping)
-        wanted = p->n_sleeping;
-    while (wanted-- > 0)
+    for (wanted -= awake; wanted > 0; wanted--)
         pthread_cond_signal(&p->posted);
     pthread_mutex_unlock(&p->lock);
 }
 
-static void loop_withdraw(struct pool_cpu *p, struct pool_cpu_loop *loop)
+/* Shut: nobody comes in any more. Returns when the last has left. */
+static void loop_close(struct pool_cpu *p, struct slot *loop)
 {
-    pthread_mutex_lock(&p->lock);
-    struct pool_cpu_loop **link = &p->open;
-    while (*link != loop)
-        link = &(*link)->next;
-    *link = loop->next;
-    pthread_mutex_unlock(&p->lock);
+    atomic_fetch_and_explicit(&loop->state, ~SLOT_OPEN, memory_order_acq_rel);
     for (int i = 0; i < CPU_SPINS + CPU_YIELDS; i++) {
-        if (atomic_load_explicit(&loop->n_inside, memory_order_acquire) == 0)
+        if ((atomic_load_explicit(&loop->state, memory_order_acquire) & SLOT_INSIDE) == 0)
             return;
         look_pause(i);
     }
     pthread_mutex_lock(&p->lock);
-    loop->owner_sleeps = true;
-    while (atomic_load_explicit(&loop->n_inside, memory_order_acquire) != 0)
+    atomic_fetch_or(&loop->state, SLOT_SLEEPER);
+    while ((atomic_load(&loop->state) & SLOT_INSIDE) != 0)
         pthread_cond_wait(&p->left, &p->lock);
-    loop->owner_sleeps = false;
+    atomic_fetch_and(&loop->state, ~SLOT_SLEEPER);
     pthread_mutex_unlock(&p->lock);
+}
+
+static struct slot *slot_take(struct pool_cpu *p)
+{
+    for (size_t i = 0; i < SLOTS; i++)
+        if (!atomic_exchange_explicit(&p->slots[i].taken, true, memory_order_acquire))
+            return &p->slots[i];
+    return NULL;
 }
 
 void pool_cpu_busy(struct pool_cpu *p, bool busy)
@@ -249,22 +286,25 @@ void pool_cpu_busy(struct pool_cpu *p, bool busy)
         atomic_fetch_sub_explicit(&p->n_busy, 1, memory_order_relaxed);
 }
 
-void pool_cpu_for(struct pool_cpu *p, struct pool_cpu_loop *loop, size_t n, size_t grain,
-                  exec_cpu_range *body, void *ctx)
+void pool_cpu_for(struct pool_cpu *p, size_t n, size_t grain, exec_cpu_range *body, void *ctx)
 {
-    size_t pieces = n / (grain > 0 ? grain : 1);
-    if (pieces <= 1 || p->n_workers == 0) {
+    size_t pieces = n / (grain > 0 ? grain : 1), most = (p->n_workers + 1) * PIECES_PER_THREAD;
+    struct slot *loop = pieces > 1 && p->n_workers > 0 ? slot_take(p) : NULL;
+    if (loop == NULL) {
         if (n > 0)
             body(ctx, 0, n);
         return;
     }
-    size_t most = (p->n_workers + 1) * PIECES_PER_THREAD;
     loop->body = body;
     loop->ctx = ctx;
     loop->n = n;
     loop->n_pieces = pieces < most ? pieces : most;
     atomic_store_explicit(&loop->piece_next, 0, memory_order_relaxed);
-    loop_post(p, loop);
+    atomic_store_explicit(&loop->state, SLOT_OPEN, memory_order_release);
+    atomic_fetch_add(&p->epoch, 1);
+    if (atomic_load(&p->n_sleeping) > 0)
+        sleepers_wake(p, loop->n_pieces - 1);
     loop_run(loop);
-    loop_withdraw(p, loop);
+    loop_close(p, loop);
+    atomic_store_explicit(&loop->taken, false, memory_order_release);
 }

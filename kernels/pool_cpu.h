@@ -1,9 +1,9 @@
 /* kernels/pool_cpu.h - internal to the room: the workers that share the loops inside CPU operations.
  *
- * A pool holds a fixed number of sleeping threads. A stream's thread posts one loop at a time and takes part in it;
- * idle workers join whatever loops are open and take pieces by a shared counter. Who computes a piece never matters
- * to the result: a body writes only what belongs to the items of its piece.
- * Threads: pool_cpu_for() from any number of stream threads at once, each with its own loop; not from inside a body.
+ * A pool holds a fixed number of threads. A stream's thread posts one loop at a time and takes part in it; idle workers
+ * join whatever loops are open and take pieces by a shared counter. Who computes a piece never matters to the result: a
+ * body writes only what belongs to the items of its piece.
+ * Threads: pool_cpu_for() from any number of stream threads at once; not from inside a body.
  * Workers without a loop spin for a few microseconds, then sleep: other processes share these cores. While a stream is
  * busy they first go on looking for some hundred microseconds, yielding their core each time.
  */
@@ -14,17 +14,6 @@
 #include "kernels/exec.h"
 
 struct pool_cpu;
-
-/* One open loop; lives in its stream, reused for every loop of it. Zero it once before the first use. */
-struct pool_cpu_loop {
-    struct pool_cpu_loop *next; /* in the pool's list while open; the pool's lock */
-    exec_cpu_range *body;
-    void *ctx;
-    size_t n, n_pieces;
-    _Atomic size_t piece_next;
-    _Atomic size_t n_inside; /* workers that joined and have not left; grows only while open */
-    bool owner_sleeps;       /* the pool's lock */
-};
 
 /* How often to look before sleeping: some microseconds of pause instructions. */
 #define CPU_SPINS 128
@@ -56,5 +45,4 @@ void pool_cpu_close(struct pool_cpu *p); /* NULL is fine; no loop may be open */
 void pool_cpu_busy(struct pool_cpu *p, bool busy);
 
 /* body over [0, n) in pieces of at least `grain` items (grain 0 counts as 1); returns when all ran. */
-void pool_cpu_for(struct pool_cpu *p, struct pool_cpu_loop *loop, size_t n, size_t grain,
-                  exec_cpu_range *body, void *ctx);
+void pool_cpu_for(struct pool_cpu *p, size_t n, size_t grain, exec_cpu_range *body, void *ctx);

@@ -84,11 +84,11 @@ static inline void tile_product(const struct tile_ops *ops, const struct tile_ma
         ops->plain(m, out, n_out, x->plain, n_rows, y);
 }
 
-/* How many tiles of `outputs` outputs make a piece worth waking a thread for: about ten
+/* How many tiles of `outputs` outputs make a piece worth handing to a thread that is awake: one to three
  * microseconds of work, where unpacking a weight costs as much as using it three times. */
 static inline size_t tile_grain(size_t outputs, size_t n_in, size_t n_rows)
 {
-    const size_t piece = 512 * 1024;
+    const size_t piece = 128 * 1024;
     size_t cost = outputs * n_in * (n_rows + 3);
     return cost >= piece ? 1 : piece / (cost + 1) + 1;
 }

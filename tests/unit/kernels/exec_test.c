@@ -318,7 +318,7 @@ Test(exec, a_parallel_loop_covers_every_item_once_in_pieces_no_smaller_than_the_
 
 Test(exec, streams_share_the_workers_without_losing_an_item)
 {
-    enum { STREAMS = 3, LOOPS = 400, N = 100 };
+    enum { STREAMS = 6, LOOPS = 400, N = 100 }; /* more than may have loops open at once */
     static _Atomic unsigned char seen[STREAMS][LOOPS][N];
     static _Atomic size_t n_short;
     struct card card = card_open(3);
