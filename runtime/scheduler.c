@@ -332,7 +332,7 @@ void scheduler_end(struct scheduler *s, struct sched_seq *q, uint64_t last_step)
             if (run->seq != q)
                 continue;
             run->seq = NULL;
-            if (s->steps[i].id != last_step)
+            if (s->steps[i].id > last_step)
                 run->owner = NULL;
         }
     list_remove(&s->live, q);

@@ -98,9 +98,9 @@ void scheduler_close(struct scheduler *s);
 int scheduler_submit(struct scheduler *s, void *owner, const int32_t *prompt, uint32_t n_prompt,
                      uint32_t n_max, uint32_t top, struct sched_seq **out, struct error *err);
 
-/* The sequence's request is over. last_step: the id of the step whose hits still count for the
- * owner, 0 none. The sequence becomes a donor or is dropped; the pointer must not be used
- * afterwards. */
+/* The sequence's request is over. last_step: the id of the last step whose hits still count for the
+ * owner, as those of the steps before it do, 0 none. The sequence becomes a donor or is dropped;
+ * the pointer must not be used afterwards. */
 void scheduler_end(struct scheduler *s, struct sched_seq *seq, uint64_t last_step);
 
 /* The owner is gone for good: no run in flight is charged to it any more. */

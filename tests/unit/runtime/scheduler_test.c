@@ -203,6 +203,19 @@ Test(scheduler, a_token_for_an_ended_sequence_belongs_to_nobody)
     scheduler_close(s);
 }
 
+Test(scheduler, what_an_earlier_stage_has_yet_to_report_still_counts_when_the_last_token_is_there)
+{
+    open_with(2, 4, true);
+    struct sched_seq *q = submit(0, 150, 160);
+    struct sched_step *a = next_step(), *b = next_step(), *last = next_step(), *over = next_step();
+    scheduler_end(s, q, last->id);
+    cr_assert_not_null(a->runs[0].owner);
+    cr_assert_not_null(b->runs[0].owner);
+    cr_assert_not_null(last->runs[0].owner);
+    cr_assert_null(over->runs[0].owner, "it overran the end");
+    scheduler_close(s);
+}
+
 Test(scheduler, admission_is_first_come_first_served_and_bounded_by_credit)
 {
     shape.n_blocks = 40; /* 640 positions */
