@@ -64,7 +64,7 @@ struct exec_driver {
 
     /* Makes host pages readable by kernels. Ranges of different calls share no page. CPU: nothing to do. */
     int (*host_register)(struct exec *e, const void *base, size_t bytes, struct error *err);
-    void (*host_unregister)(struct exec *e, const void *base);
+    void (*host_unregister)(struct exec *e, const void *base, size_t bytes);
 
     /* Memory that kernels and the control thread both see at one address, zeroed: the per-step buffers. */
     int (*shared_alloc)(struct exec *e, size_t bytes, void **base, struct error *err);

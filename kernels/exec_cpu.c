@@ -357,8 +357,9 @@ static void cpu_shared_free(struct exec *e, void *base)
     free(base);
 }
 
-static void cpu_host_unregister(struct exec *e, const void *base)
+static void cpu_host_unregister(struct exec *e, const void *base, size_t bytes)
 {
+    (void)bytes;
     (void)e, (void)base;
 }
 

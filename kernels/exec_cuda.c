@@ -14,6 +14,7 @@
 #include "kernels/exec_cuda.h"
 
 #include <cuda_runtime_api.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,7 +55,9 @@ struct exec_doorbell {
     size_t next;
 };
 
-#define DOORBELL_NUMBERS 1024
+#define DOORBELL_NUMBERS  1024
+#define REGISTER_THREADS  8
+#define REGISTER_PART_MIN ((size_t)1 << 21)
 
 static int refused(struct error *err, const char *what, cudaError_t rc)
 {
@@ -286,51 +289,101 @@ static void cuda_graph_close(struct exec_graph *graph)
     free(graph);
 }
 
-static int registered_add(struct exec *e, const void *base, size_t bytes, struct error *err)
+/* Registers part of a range, on a thread of its own: pinning is the kernel's work a page at a time, and several threads
+ * do it several times as fast. */
+struct registration {
+    pthread_t thread;
+    bool started;
+    int device;
+    unsigned char *base;
+    size_t bytes;
+    cudaError_t rc;
+    bool moved; /* the card sees it at another address */
+};
+
+static void *registration_run(void *arg)
 {
-    if (e->n_registered == e->registered_capacity) {
-        size_t wanted = e->registered_capacity == 0 ? 64 : e->registered_capacity * 2;
-        struct registered *grown = realloc(e->registered, wanted * sizeof *grown);
-        if (grown == NULL)
-            return error_set(err, EBB_ENOMEM, "cuda: no memory for the list of registrations");
-        e->registered = grown;
-        e->registered_capacity = wanted;
-    }
-    const unsigned char *from = base;
-    e->registered[e->n_registered++] = (struct registered){.base = from, .end = from + bytes};
+    struct registration *r = arg;
+    void *seen = NULL;
+    unsigned flags = cudaHostRegisterMapped | cudaHostRegisterPortable | cudaHostRegisterReadOnly;
+    r->rc = cudaSetDevice(r->device);
+    if (r->rc == cudaSuccess)
+        r->rc = cudaHostRegister(r->base, r->bytes, flags);
+    if (r->rc != cudaSuccess)
+        return NULL;
+    r->rc = cudaHostGetDevicePointer(&seen, r->base, 0);
+    r->moved = seen != r->base;
+    if (r->rc != cudaSuccess || r->moved)
+        (void)cudaHostUnregister(r->base);
+    return NULL;
+}
+
+/* Room for the pieces of one range more. */
+static int registered_room(struct exec *e, struct error *err)
+{
+    if (e->n_registered + REGISTER_THREADS <= e->registered_capacity)
+        return 0;
+    size_t wanted = 2 * e->registered_capacity + REGISTER_THREADS;
+    struct registered *grown = realloc(e->registered, wanted * sizeof *grown);
+    if (grown == NULL)
+        return error_set(err, EBB_ENOMEM, "cuda: no memory for the list of registrations");
+    e->registered = grown;
+    e->registered_capacity = wanted;
     return 0;
+}
+
+static void registered_drop(struct exec *e, const unsigned char *base, const unsigned char *end)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < e->n_registered; i++) {
+        struct registered r = e->registered[i];
+        if (r.base < base || r.base >= end)
+            e->registered[kept++] = r;
+        else if (cudaHostUnregister((void *)(uintptr_t)r.base) != cudaSuccess)
+            (void)cudaGetLastError();
+    }
+    e->n_registered = kept;
 }
 
 static int cuda_host_register(struct exec *e, const void *base, size_t bytes, struct error *err)
 {
-    void *host = (void *)(uintptr_t)base, *seen = NULL;
-    unsigned flags = cudaHostRegisterMapped | cudaHostRegisterPortable | cudaHostRegisterReadOnly;
-    cudaError_t rc = cudaHostRegister(host, bytes, flags);
-    if (rc != cudaSuccess)
-        return refused(err, "cuda: registering host memory", rc);
-    rc = cudaHostGetDevicePointer(&seen, host, 0);
-    int code = 0;
-    if (rc != cudaSuccess)
-        code = refused(err, "cuda: registering host memory", rc);
-    else if (seen != host)
-        code = error_set(err, EBB_EUNSUPPORTED,
-                         "cuda: registered host memory has another address on the card");
-    if (code == 0)
-        code = registered_add(e, base, bytes, err);
+    struct registration parts[REGISTER_THREADS] = {{0}};
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), n = 0, at = 0;
+    size_t part = (bytes / REGISTER_THREADS + REGISTER_PART_MIN) / page * page;
+    int code = registered_room(e, err);
     if (code != 0)
-        (void)cudaHostUnregister(host);
+        return code;
+    for (; at < bytes; at += parts[n++].bytes) {
+        struct registration *r = &parts[n];
+        size_t left = bytes - at;
+        *r = (struct registration){.device = e->device,
+                                   .base = (unsigned char *)(uintptr_t)base + at,
+                                   .bytes = left < part || n + 1 == REGISTER_THREADS ? left : part};
+        r->started = pthread_create(&r->thread, NULL, registration_run, r) == 0;
+        if (!r->started)
+            registration_run(r);
+    }
+    for (size_t i = 0; i < n; i++) {
+        struct registration *r = &parts[i];
+        if (r->started)
+            (void)pthread_join(r->thread, NULL);
+        if (r->rc == cudaSuccess && !r->moved)
+            e->registered[e->n_registered++] =
+                (struct registered){.base = r->base, .end = r->base + r->bytes};
+        else if (code == 0 && r->rc != cudaSuccess)
+            code = refused(err, "cuda: registering host memory", r->rc);
+        else if (code == 0)
+            code = error_set(err, EBB_EUNSUPPORTED,
+                             "cuda: registered host memory has another address on the card");
+    }
+    if (code != 0)
+        registered_drop(e, base, (const unsigned char *)base + bytes);
     return code;
 }
 
-static void cuda_host_unregister(struct exec *e, const void *base)
+static void cuda_host_unregister(struct exec *e, const void *base, size_t bytes)
 {
-    for (size_t i = 0; i < e->n_registered; i++)
-        if (e->registered[i].base == base) {
-            e->registered[i] = e->registered[--e->n_registered];
-            break;
-        }
-    if (cudaHostUnregister((void *)(uintptr_t)base) != cudaSuccess)
-        (void)cudaGetLastError();
+    registered_drop(e, base, (const unsigned char *)base + bytes);
 }
 
 static int cuda_shared_alloc(struct exec *e, size_t bytes, void **base, struct error *err)

@@ -123,7 +123,7 @@ int registration_open(struct registration *r, const struct exec_driver *exec, st
 void registration_close(struct registration *r)
 {
     for (size_t i = 0; i < r->n_done; i++)
-        r->exec->host_unregister(r->card, r->pieces[i].base);
+        r->exec->host_unregister(r->card, r->pieces[i].base, r->pieces[i].bytes);
     free(r->pieces);
     memset(r, 0, sizeof *r);
 }
