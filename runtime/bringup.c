@@ -7,6 +7,7 @@
  */
 #include "runtime/bringup.h"
 #include <inttypes.h>
+#include <sched.h>
 #include <string.h>
 #include <unistd.h>
 #include "runtime/cards.h"
@@ -239,10 +240,50 @@ static void plan_again(struct engine *e)
     }
 }
 
+/* CPU cards of one host whose threads are kept nowhere take turns on its processors, unless these are enough for all. */
+static bool takes_turns(const struct engine *e, uint32_t index)
+{
+    const struct card_setting *card = e->peers[index].card;
+    const char *pin = card->pin[0] != '\0' ? card->pin : e->settings->pin;
+    return card->kind == CARD_CPU && (pin == NULL || strcmp(pin, "none") == 0) &&
+           e->peers[index].held.threads > 0;
+}
+
+/* How many of the n cards on a host that take turns can work at once. */
+static uint32_t turns_at_once(const struct engine *e, const struct peer *p, uint32_t n)
+{
+    cpu_set_t set;
+    uint64_t at_once = 1; /* as many threads as processors, wherever that is */
+    if (e->settings->threads > 0 && p->card->host[0] != '\0')
+        return n;
+    if (e->settings->threads > 0 && sched_getaffinity(0, sizeof set, &set) == 0)
+        at_once = (uint64_t)CPU_COUNT(&set) / p->held.threads;
+    return at_once < 1 ? 1 : at_once < n ? (uint32_t)at_once : n;
+}
+
+/* How many stages can work beside each other. */
+static uint32_t groups_count(const struct engine *e)
+{
+    uint32_t n_groups = 0;
+    for (uint32_t i = 0; i < e->n_peers; i++) {
+        uint32_t n_before = 0, n = 0;
+        for (uint32_t j = 0; takes_turns(e, i) && j < e->n_peers; j++) {
+            bool is_beside =
+                takes_turns(e, j) && strcmp(e->peers[i].card->host, e->peers[j].card->host) == 0;
+            n += is_beside;
+            n_before += is_beside && j < i;
+        }
+        if (n_before == 0)
+            n_groups += n > 0 ? turns_at_once(e, &e->peers[i], n) : 1;
+    }
+    return n_groups;
+}
+
 /* One count of KV credits serves all stages: the smallest. */
 static int credits_open(struct engine *e, struct error *err)
 {
     struct sched_shape shape = {.n_stages = e->n_peers,
+                                .n_groups = groups_count(e),
                                 .parallel = e->settings->parallel,
                                 .n_slots = e->sizes.n_sequences,
                                 .chunk = e->sizes.chunk,

@@ -63,6 +63,8 @@ int scheduler_open(struct scheduler **out, const struct sched_shape *shape, stru
     if (s == NULL)
         return error_set(err, EBB_ENOMEM, "no memory for the scheduler");
     s->shape = *shape;
+    if (s->shape.n_groups == 0 || s->shape.n_groups > shape->n_stages)
+        s->shape.n_groups = shape->n_stages;
     s->next_step = 1;
     s->n_steps_max = shape->run_ahead ? 2 * shape->n_stages : shape->n_stages + 1;
     if (s->n_steps_max > STEPS_MAX)

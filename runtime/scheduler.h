@@ -9,8 +9,9 @@
  *               its positions are promised
  *   prompt      chunks of at most `chunk` rows, each a step of its own; chunk k+1 may be in flight
  *               before k is answered
- *   decode      one row a sequence; with n sequences and S stages, S groups of about n/S rows are
- *               in flight
+ *   decode      one row a sequence; with n sequences, G groups of about n/G rows are in flight. G is
+ *               how many stages can work beside each other: all S of them, unless some take turns on
+ *               the same processors, where a larger group reads the weights once for more rows
  *   run-ahead   the next row of a sequence may name the token of a step still in flight
  *               (@step.row); what overran an end is discarded here: a token that comes for an ended
  *               sequence belongs to nobody
@@ -29,6 +30,7 @@
 
 struct sched_shape {
     uint32_t n_stages, parallel; /* stages in the pipeline; sequences at once */
+    uint32_t n_groups;           /* G, at most n_stages; 0: n_stages */
     uint32_t n_slots;            /* sequence numbers a stage knows, donors included; > parallel */
     uint32_t chunk;              /* rows of a step at most */
     uint32_t context;            /* positions of one sequence at most */

@@ -4,12 +4,12 @@
  * How many may be in flight: 2 * S with run-ahead (each of S groups has one step running and one
  * queued at the first stage), S + 1 without; prompt steps S + 1.
  *
- * Decode groups. With n decoding sequences and S stages a group has ceil(n / S) rows. Sequences
+ * Decode groups. With n decoding sequences and G groups a group has ceil(n / G) rows. Sequences
  * whose token is in flight form a group with those of the same step: run-ahead keeps them together,
  * because a step that waits for two others could run only when both are through the whole pipeline,
  * and the stages would stand idle between. Sequences with nothing in flight ("fresh") start a group
- * of their own while there are fewer than S; then they join the group that was served longest ago.
- * Prompts end one by one, each a group of its own: while there are more than S, none runs ahead, so
+ * of their own while there are fewer than G; then they join the group that was served longest ago.
+ * Prompts end one by one, each a group of its own: while there are more than G, none runs ahead, so
  * that the next to answer are fresh and join.
  */
 #include "runtime/scheduler_internal.h"
@@ -96,6 +96,16 @@ static bool may_run_ahead(const struct scheduler *s, const struct sched_seq *seq
     return s->shape.run_ahead && seq->n_sampling == 1;
 }
 
+/* Whether all that decode with this step can: one left behind would go on alone from then on. */
+static bool group_may_run_ahead(const struct scheduler *s, const struct sched_step *step)
+{
+    bool may = true;
+    for (const struct sched_seq *q = s->live.first; q != NULL && may; q = q->next)
+        if (is_decoding(q) && q->n_sampling > 0 && q->last_step == step)
+            may = may_run_ahead(s, q);
+    return may;
+}
+
 static struct decode_view decode_look(struct scheduler *s)
 {
     struct decode_view v = {0};
@@ -108,9 +118,12 @@ static struct decode_view decode_look(struct scheduler *s)
             v.n_fresh++;
             continue;
         }
-        v.n_groups += q->last_step->mark != s->mark;
+        if (q->last_step->mark == s->mark)
+            continue;
         q->last_step->mark = s->mark;
-        if (may_run_ahead(s, q) && (v.oldest == NULL || q->last_step->id < v.oldest->id))
+        v.n_groups++;
+        if ((v.oldest == NULL || q->last_step->id < v.oldest->id) &&
+            group_may_run_ahead(s, q->last_step))
             v.oldest = q->last_step;
     }
     return v;
@@ -131,10 +144,10 @@ static void decode_add(struct scheduler *s, struct sched_step *step, struct sche
 static bool decode_build(struct scheduler *s, struct sched_order *out)
 {
     struct decode_view v = decode_look(s);
-    bool fresh_alone = v.n_fresh > 0 && v.n_groups < s->shape.n_stages;
-    if (!fresh_alone && (v.oldest == NULL || v.n_groups > s->shape.n_stages))
+    bool fresh_alone = v.n_fresh > 0 && v.n_groups < s->shape.n_groups;
+    if (!fresh_alone && (v.oldest == NULL || v.n_groups > s->shape.n_groups))
         return false;
-    uint32_t limit = (v.n_decoding + s->shape.n_stages - 1) / s->shape.n_stages;
+    uint32_t limit = (v.n_decoding + s->shape.n_groups - 1) / s->shape.n_groups;
     if (limit > s->shape.chunk)
         limit = s->shape.chunk;
     struct sched_step *step = step_take(s, false);

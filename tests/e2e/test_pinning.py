@@ -80,6 +80,23 @@ class Pinning(EbbtideTest):
         for pin in ("cores", "numa", str(min(MINE))):
             self.assertEqual(self.run_ids(PROMPT, 24, cards="cpu:0,cpu:1", pin=pin), free, pin)
 
+    def steps_of_four(self, **flags):
+        """How many steps card 0 runs while four sequences of 40 tokens are generated at once."""
+        engine = self.serve(2, **flags)
+        prompt = list(range(300, 308))
+        since = engine.send(*(f"PART {tag} ids={','.join(str(i + tag) for i in prompt)}" for tag in range(4)),
+                            *(f"GEN {tag} 40 ignore_eos=1" for tag in range(4)))
+        for tag in range(4):
+            engine.done(str(tag), since)
+        steps = engine.stat()[0]["steps"]
+        engine.finish()
+        return steps
+
+    def test_cards_that_take_turns_serve_all_sequences_in_one_step_and_others_in_a_group_each(self):
+        together = self.steps_of_four()
+        self.assertLess(together, 65, "4 prompts and about 40 steps of four rows")
+        self.assertGreater(self.steps_of_four(pin="cores"), 75, "two groups of two rows")
+
     def test_a_processor_that_is_not_there_is_refused_by_number(self):
         result = self.command("run", "-m", DEMO, "--cards", "cpu:0", "--pin", "1023", "--ids", "1,2", "--max-new", 1)
         self.assertNotEqual(result.returncode, 0)

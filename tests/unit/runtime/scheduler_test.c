@@ -146,6 +146,26 @@ Test(scheduler, with_s_stages_s_groups_are_in_flight)
     scheduler_close(s);
 }
 
+Test(scheduler, stages_that_take_turns_serve_all_sequences_in_one_group)
+{
+    shape.n_groups = 1;
+    open_with(2, 4, true);
+    for (int i = 0; i < 4; i++)
+        (void)submit(100 * i, 2 + 3 * (uint32_t)i, 400);
+    for (int turn = 0; turn < 40; turn++) {
+        struct sched_step *step = NULL;
+        while (next_step() != NULL)
+            ;
+        for (uint64_t id = 1; step == NULL; id++)
+            step = scheduler_step(s, id);
+        if (turn > 20)
+            cr_assert(!step->is_prompt && step->n_runs == 4, "%u of 4 sequences", step->n_runs);
+        run(step, 5);
+    }
+    scheduler_close(s);
+    shape.n_groups = 0;
+}
+
 Test(scheduler, one_stage_serves_all_sequences_in_one_step)
 {
     open_with(1, 4, true);
