@@ -35,6 +35,7 @@ void bench_init(struct bench *b, uint32_t n_cards, const char *options)
 {
     char launch[1024];
     memset(b, 0, sizeof *b);
+    (void)pthread_mutex_init(&b->stop_lock, NULL);
     (void)pthread_mutex_init(&b->log_lock, NULL);
     settings_default(&b->s);
     (void)snprintf(launch, sizeof launch, "%s --card {card} %s", EBBTIDE_FAKE_STAGE, options);
@@ -62,7 +63,9 @@ static void *engine_main(void *argument)
     }
     if (b->code == 0)
         b->code = engine_loop(e, &b->err);
+    (void)pthread_mutex_lock(&b->stop_lock);
     atomic_store(&b->engine, NULL);
+    (void)pthread_mutex_unlock(&b->stop_lock);
     engine_close(e);
     atomic_store(&b->ended, true);
     return NULL;
@@ -78,6 +81,15 @@ void bench_start(struct bench *b)
 {
     bench_launch(b);
     (void)bench_wait(b, 0, "READY ");
+}
+
+void bench_stop(struct bench *b)
+{
+    (void)pthread_mutex_lock(&b->stop_lock);
+    struct engine *e = atomic_load(&b->engine);
+    if (e != NULL)
+        engine_stop(e);
+    (void)pthread_mutex_unlock(&b->stop_lock);
 }
 
 int bench_join(struct bench *b)

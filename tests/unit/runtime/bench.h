@@ -23,6 +23,7 @@ struct bench {
     struct error err;
     int pair[2];
     atomic_bool ended;
+    pthread_mutex_t stop_lock; /* the engine stays while it is held and `engine` is set */
     pthread_mutex_t log_lock;
     char log[8192];
 };
@@ -35,7 +36,8 @@ void bench_start(
 void bench_launch(struct bench *b); /* the same without waiting */
 int bench_end(
     struct bench *b); /* QUIT, waits for the end: what engine_open or engine_loop returned */
-int bench_join(struct bench *b); /* waits only */
+int bench_join(struct bench *b);  /* waits only */
+void bench_stop(struct bench *b); /* engine_stop(), if it still runs */
 void bench_send(struct bench *b, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The index of the first line from `from` on that begins with this; fails the test after 20 s. */
 size_t bench_wait(struct bench *b, size_t from, const char *format, ...)

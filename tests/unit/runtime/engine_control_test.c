@@ -331,7 +331,7 @@ Test(control, a_stop_from_outside_ends_all_within_a_second)
     bench_generate(&b, "x", 5000, 100, 10, prompts[0], "");
     (void)bench_wait(&b, 0, "T x ");
     double began = seconds();
-    engine_stop(atomic_load(&b.engine));
+    bench_stop(&b);
     (void)bench_wait(&b, 0, "DONE x cancel ");
     cr_assert_eq(bench_join(&b), 0);
     cr_assert_lt(seconds() - began, 1.0);
