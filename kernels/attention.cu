@@ -1,14 +1,16 @@
 /* attention.cu - which form of attention serves a call on a CUDA card (attention.cuh has the arithmetic).
  *
- * At most ATTENTION_SPLIT_ROWS rows go to the split form, which has blocks enough for one row and needs scratch; more go to the
- * chunk form, unless so many query heads share a KV head that a row does not fit its block. The choice depends on sizes alone, and
+ * At most SPLIT_MOST rows go to the split form, which has blocks enough for one row and needs scratch; more go to the chunk form,
+ * unless so many query heads share a KV head that a row does not fit its block. The choice depends on sizes alone, and
  * both forms give the same bits. Owns nothing.
  * Refuses (EBB_EUNSUPPORTED): KV_F32, head_dim other than 32, 64, 96, 128, 256, query heads that are no multiple of the KV heads,
  * places that are no multiple of 16 bytes.
  */
 #include "kernels/attention.cuh"
+#include "kernels/fused_cuda.h"
 #include "kernels/ops_cuda.h"
 
+#define SPLIT_MOST            (2 * ATTENTION_SPLIT_ROWS)
 #define ATTENTION_CHUNK_GROUP 32 /* most query heads of a KV head that the chunk form takes */
 
 static bool is_computable(const struct attention_args *args)
@@ -23,13 +25,31 @@ static bool is_computable(const struct attention_args *args)
            args->n_positions <= INT32_MAX;
 }
 
+static bool is_split(const struct attention_args *args)
+{
+    return args->n_rows <= SPLIT_MOST ||
+           args->n_heads / args->kv.n_kv_heads > ATTENTION_CHUNK_GROUP;
+}
+
 int attention_cuda(const struct attention_args *args, struct exec_stream *s)
 {
     if (!is_computable(args))
         return EBB_EUNSUPPORTED;
     if (args->n_rows == 0 || args->n_heads == 0)
         return 0;
-    bool few = args->n_rows <= ATTENTION_SPLIT_ROWS ||
-               args->n_heads / args->kv.n_kv_heads > ATTENTION_CHUNK_GROUP;
-    return few ? attention_split_cuda(args, s) : attention_chunk_cuda(args, s);
+    return is_split(args) ? attention_split_cuda(args, NULL, s) : attention_chunk_cuda(args, s);
+}
+
+int attention_quantize_cuda(const struct attention_quantize_args *args, struct exec_stream *s)
+{
+    const struct attention_args *a = &args->attention;
+    if (!is_computable(a))
+        return EBB_EUNSUPPORTED;
+    if (a->n_rows == 0 || a->n_heads == 0)
+        return 0;
+    if (is_split(a))
+        return attention_split_cuda(a, args->a, s);
+    struct quantize_args quantize = {a->out, args->a, a->n_rows, a->n_heads * a->kv.head_dim};
+    int rc = attention_chunk_cuda(a, s);
+    return rc != 0 ? rc : quantize_cuda(&quantize, s);
 }

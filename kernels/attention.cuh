@@ -107,9 +107,8 @@ template <int D> static __device__ __forceinline__ uint32_t swizzle(uint32_t key
 }
 
 /* The lane's eight of 32 values of q, as halves. */
-static __device__ __forceinline__ uint4 query_of(const float *q, float scale)
+static __device__ __forceinline__ uint4 query_of(float4 a, float4 b, float scale)
 {
-    float4 a = *(const float4 *)q, b = *(const float4 *)(q + 4);
     return make_uint4(half2_of(a.x * scale, a.y * scale), half2_of(a.z * scale, a.w * scale),
                       half2_of(b.x * scale, b.y * scale), half2_of(b.z * scale, b.w * scale));
 }
@@ -178,8 +177,8 @@ static __device__ __forceinline__ void total_join(struct attention_total *t, flo
 
 #define ATTENTION_SPLIT_ROWS 64
 
-/* attention_split.cu: any number of rows, at most ATTENTION_SPLIT_ROWS a launch. */
-int attention_split_cuda(const struct attention_args *args, struct exec_stream *s);
+/* attention_split.cu: any number of rows, at most ATTENTION_SPLIT_ROWS a launch; quants: the rows as activations too, or NULL. */
+int attention_split_cuda(const struct attention_args *args, void *quants, struct exec_stream *s);
 
 /* attention_chunk.cu: many rows; uses no scratch. */
 int attention_chunk_cuda(const struct attention_args *args, struct exec_stream *s);

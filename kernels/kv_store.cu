@@ -8,6 +8,7 @@
 #include <cuda_fp16.h>
 #include "kernels/exec_cuda.h"
 #include "kernels/ops_cuda.h"
+#include "kernels/overlap.cuh"
 
 #define STORE_THREADS 128
 
@@ -35,12 +36,20 @@ static __device__ void store8(float *to, const float *from)
     *(float4 *)(to + 4) = *(const float4 *)(from + 4);
 }
 
-/* blockIdx.x: the row; .y and the thread: which values of K and V together, `each` at a time. */
+struct store_job {
+    struct kv_store_args a;
+    unsigned n, each; /* values of K in a row; values that a thread takes */
+};
+
+/* blockIdx.x: the row; .y and the thread: which values of K and V together. */
 template <typename T>
 static __global__ void __launch_bounds__(STORE_THREADS)
-    kv_store_kernel(struct kv_store_args a, unsigned n, unsigned each)
+    kv_store_kernel(const __grid_constant__ struct store_job job)
 {
-    unsigned r = blockIdx.x, i = (blockIdx.y * STORE_THREADS + threadIdx.x) * each;
+    const struct kv_store_args &a = job.a;
+    unsigned r = blockIdx.x, n = job.n, i = (blockIdx.y * STORE_THREADS + threadIdx.x) * job.each;
+    overlap_wait();
+    overlap_announce();
     int32_t position = a.kv.positions[r];
     if (position < 0 || i >= 2 * n)
         return;
@@ -49,7 +58,7 @@ static __global__ void __launch_bounds__(STORE_THREADS)
     const float *from = i < n ? a.k + (size_t)r * n + i : a.v + (size_t)r * n + (i - n);
     T *to = (T *)block + (size_t)(position % KV_BLOCK_TOKENS) * n + i;
     to += i < n ? 0 : (size_t)KV_BLOCK_TOKENS * n - n;
-    if (each == 8)
+    if (job.each == 8)
         store8(to, from);
     else
         store(to, *from);
@@ -65,13 +74,10 @@ int kv_store_cuda(const struct kv_store_args *args, struct exec_stream *s)
         return 0;
     uintptr_t places =
         (uintptr_t)kv->base | kv->block_stride | (uintptr_t)args->k | (uintptr_t)args->v;
-    unsigned each = n % 8 == 0 && places % 16 == 0 ? 8 : 1;
-    size_t a_block = (size_t)each * STORE_THREADS;
+    const struct store_job job = {*args, (unsigned)n, n % 8 == 0 && places % 16 == 0 ? 8u : 1u};
+    size_t a_block = (size_t)job.each * STORE_THREADS;
     dim3 grid((unsigned)args->n_rows, (unsigned)((2 * n + a_block - 1) / a_block));
-    cudaStream_t stream = exec_cuda_stream(s);
-    if (kv->type == KV_F16)
-        kv_store_kernel<__half><<<grid, STORE_THREADS, 0, stream>>>(*args, (unsigned)n, each);
-    else
-        kv_store_kernel<float><<<grid, STORE_THREADS, 0, stream>>>(*args, (unsigned)n, each);
+    overlap_launch(kv->type == KV_F16 ? kv_store_kernel<__half> : kv_store_kernel<float>, grid,
+                   STORE_THREADS, 0, exec_cuda_stream(s), &job);
     return exec_cuda_launched(s);
 }
