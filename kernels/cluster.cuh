@@ -53,7 +53,7 @@ template <typename T> static __device__ inline T *cluster_at(T *p, unsigned rank
 #endif
 }
 
-/* Blocks a cluster on this card: `wanted` (at most 8) or 1. */
+/* Blocks a cluster on this card: `wanted` (a power of two, at most 8, which every card with clusters has) or 1. */
 static inline unsigned cluster_blocks(unsigned wanted)
 {
     int device = 0, has = 0;
@@ -63,20 +63,23 @@ static inline unsigned cluster_blocks(unsigned wanted)
     return has ? wanted : 1;
 }
 
-/* n_clusters clusters, as blockIdx.y counts them, of n_blocks blocks each. The error is left for exec_cuda_launched(). */
+/* n_clusters clusters, as blockIdx.y counts them, of n_blocks blocks each. With more than one block the launch may overlap the
+ * work before it (overlap.cuh). The error is left for exec_cuda_launched(). */
 template <typename ARGS>
 static inline void cluster_launch(void (*kernel)(ARGS), const ARGS *args, size_t n_clusters,
                                   unsigned n_blocks, unsigned n_threads, cudaStream_t stream)
 {
-    cudaLaunchAttribute size = {};
+    cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
-    size.id = cudaLaunchAttributeClusterDimension;
-    size.val.clusterDim.x = n_blocks;
-    size.val.clusterDim.y = size.val.clusterDim.z = 1;
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = n_blocks;
+    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = dim3(n_blocks, (unsigned)n_clusters);
     config.blockDim = dim3(n_threads);
     config.stream = stream;
-    config.attrs = &size;
-    config.numAttrs = n_blocks > 1;
+    config.attrs = attributes;
+    config.numAttrs = n_blocks > 1 ? 2 : 0;
     (void)cudaLaunchKernelEx(&config, kernel, *args);
 }

@@ -5,20 +5,24 @@
  */
 #include <cuda_runtime.h>
 #include "kernels/exec_cuda.h"
+#include "kernels/launch.cuh"
 #include "kernels/ops_cuda.h"
 
 #define COMBINE_THREADS 128
 
 static __global__ void combine_kernel(const struct combine_args p)
 {
+    overlap_wait();
+    overlap_announce();
     size_t row = blockIdx.x, i = (size_t)blockIdx.y * COMBINE_THREADS + threadIdx.x;
     if (i >= p.d_model)
         return;
     float acc = 0.0f;
 #pragma unroll 8
-    for (size_t pair = row * p.n_used; pair < (row + 1) * p.n_used; pair++)
-        if (p.ids[pair] >= 0)
-            acc = __fmaf_rn(p.mix[pair], p.outputs[pair * p.d_model + i], acc);
+    for (size_t pair = row * p.n_used; pair < (row + 1) * p.n_used; pair++) {
+        float output = p.outputs[pair * p.d_model + i], mix = p.mix[pair];
+        acc = p.ids[pair] >= 0 ? __fmaf_rn(mix, output, acc) : acc;
+    }
     p.hidden[row * p.d_model + i] += acc;
 }
 
@@ -28,6 +32,6 @@ int combine_cuda(const struct combine_args *args, struct exec_stream *s)
         return 0;
     dim3 grid((unsigned)args->n_rows,
               (unsigned)((args->d_model + COMBINE_THREADS - 1) / COMBINE_THREADS));
-    combine_kernel<<<grid, COMBINE_THREADS, 0, exec_cuda_stream(s)>>>(*args);
+    launch(combine_kernel, grid, COMBINE_THREADS, args, s);
     return exec_cuda_launched(s);
 }

@@ -5,27 +5,36 @@
  */
 #include <cuda_runtime.h>
 #include "kernels/exec_cuda.h"
+#include "kernels/launch.cuh"
 #include "kernels/ops_cuda.h"
 #include "kernels/weights.h"
 
 #define EMBED_THREADS 64
 
+struct embed_job {
+    struct embed_args args;
+    size_t row_bytes; /* of the table */
+};
+
 /* The row's place in the table, or NULL for a token outside the vocabulary. */
-static __device__ const unsigned char *embed_row(const struct embed_args &p, size_t row_bytes)
+static __device__ const unsigned char *embed_row(const struct embed_job &job)
 {
+    const struct embed_args &p = job.args;
     int32_t token = p.tokens[blockIdx.x];
     if (token < 0 || (size_t)token >= p.n_vocab)
         return NULL;
-    return (const unsigned char *)p.table + (size_t)token * row_bytes;
+    return (const unsigned char *)p.table + (size_t)token * job.row_bytes;
 }
 
-template <uint32_t TYPE>
-static __global__ void embed_blocks_kernel(const struct embed_args p, size_t row_bytes)
+template <uint32_t TYPE> static __global__ void embed_blocks_kernel(const struct embed_job job)
 {
+    const struct embed_args &p = job.args;
+    overlap_wait();
+    overlap_announce();
     size_t k = (size_t)blockIdx.y * EMBED_THREADS + threadIdx.x;
     if (k >= p.d_model / 32)
         return;
-    const unsigned char *from = embed_row(p, row_bytes);
+    const unsigned char *from = embed_row(job);
     float *to = p.hidden + blockIdx.x * p.d_model + 32 * k;
     if (from == NULL) {
         for (int i = 0; i < 32; i++)
@@ -48,27 +57,29 @@ template <uint32_t TYPE> static __device__ float embed_value(const unsigned char
     return TYPE == TENSOR_F16 ? half_to_float(bits) : bfloat_to_float(bits);
 }
 
-template <uint32_t TYPE>
-static __global__ void embed_plain_kernel(const struct embed_args p, size_t row_bytes)
+template <uint32_t TYPE> static __global__ void embed_plain_kernel(const struct embed_job job)
 {
+    const struct embed_args &p = job.args;
+    overlap_wait();
+    overlap_announce();
     size_t i = (size_t)blockIdx.y * EMBED_THREADS + threadIdx.x;
     if (i >= p.d_model)
         return;
-    const unsigned char *from = embed_row(p, row_bytes);
+    const unsigned char *from = embed_row(job);
     p.hidden[blockIdx.x * p.d_model + i] = from == NULL ? 0.0f : embed_value<TYPE>(from, i);
 }
 
 template <uint32_t TYPE>
 static int embed_launch(const struct embed_args *args, size_t row_bytes, struct exec_stream *s)
 {
+    struct embed_job job = {*args, row_bytes};
     constexpr bool plain = TYPE == TENSOR_F32 || TYPE == TENSOR_F16 || TYPE == TENSOR_BF16;
     size_t n_items = plain ? args->d_model : args->d_model / 32;
     dim3 grid((unsigned)args->n_rows, (unsigned)((n_items + EMBED_THREADS - 1) / EMBED_THREADS));
     if constexpr (plain)
-        embed_plain_kernel<TYPE><<<grid, EMBED_THREADS, 0, exec_cuda_stream(s)>>>(*args, row_bytes);
+        launch(embed_plain_kernel<TYPE>, grid, EMBED_THREADS, &job, s);
     else
-        embed_blocks_kernel<TYPE>
-            <<<grid, EMBED_THREADS, 0, exec_cuda_stream(s)>>>(*args, row_bytes);
+        launch(embed_blocks_kernel<TYPE>, grid, EMBED_THREADS, &job, s);
     return exec_cuda_launched(s);
 }
 

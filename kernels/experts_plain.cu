@@ -13,13 +13,15 @@
 #include "kernels/activation.cuh"
 #include "kernels/exec_cuda.h"
 #include "kernels/expf.h"
+#include "kernels/launch.cuh"
 #include "kernels/ops_cuda.h"
 #include "kernels/plain.cuh"
 #include "kernels/weights.h"
 
 #define WARPS            4
 #define TILE_PAIRS       8
-#define TILE_OUTPUTS     4
+#define ONE_OUTPUTS      2 /* of a warp, for a tile of one pair */
+#define TILE_OUTPUTS     4 /* for others */
 #define PLAN_THREADS     1024
 #define PLAN_EXPERTS_MAX PLAN_THREADS
 
@@ -31,7 +33,7 @@ struct tile {
 struct plan {
     uint32_t *pairs;    /* [n_rows * n_used], by expert */
     uint32_t *n_tiles;  /* [1] */
-    struct tile *tiles; /* [tiles_max()] */
+    struct tile *tiles; /* [n_rows * n_used] at most */
     float *hidden;      /* [n_rows * n_used][d_expert], by pair */
     void *quantised;    /* the same as activation rows */
 };
@@ -40,20 +42,25 @@ struct job {
     struct experts_args args;
     struct plan plan;
     size_t gate_bytes, up_bytes, down_bytes; /* of a row of weights */
+    uint32_t tile_pairs;                     /* most pairs of a tile */
 };
 
-static size_t tiles_max(size_t n_pairs, size_t n_experts)
+/* With few rows hardly two pairs have the same expert. The choice does not show in the bits. */
+static size_t tile_pairs(size_t n_rows)
 {
-    size_t n = n_pairs / TILE_PAIRS + n_experts;
+    return n_rows <= CUDA_ROWS_MAX ? 1 : TILE_PAIRS;
+}
+
+static size_t tiles_max(const struct experts_args *p)
+{
+    size_t n_pairs = p->n_rows * p->n_used, n = n_pairs / tile_pairs(p->n_rows) + p->n_experts;
     return n < n_pairs ? n : n_pairs;
 }
 
 /* Lays the plan out from `base` (NULL: only measures) and returns its bytes. */
-static size_t plan_place(struct plan *plan, char *base, size_t n_pairs, size_t n_experts,
-                         size_t d_expert)
+static size_t plan_place(struct plan *plan, char *base, size_t n_pairs, size_t d_expert)
 {
-    size_t sizes[] = {n_pairs * sizeof(uint32_t), sizeof(uint32_t),
-                      tiles_max(n_pairs, n_experts) * sizeof(struct tile),
+    size_t sizes[] = {n_pairs * sizeof(uint32_t), sizeof(uint32_t), n_pairs * sizeof(struct tile),
                       n_pairs * d_expert * sizeof(float),
                       n_pairs * activation_row_bytes(activation_round(d_expert, 32))};
     size_t at[5], total = 0;
@@ -101,6 +108,8 @@ static __device__ uint32_t block_scan(uint32_t v, uint32_t *n)
 static __global__ void __launch_bounds__(PLAN_THREADS) plan_kernel(const struct job job)
 {
     __shared__ uint32_t count[PLAN_EXPERTS_MAX], next[PLAN_EXPERTS_MAX];
+    overlap_wait();
+    overlap_announce();
     const struct experts_args &p = job.args;
     uint32_t e = threadIdx.x, n_pairs = (uint32_t)(p.n_rows * p.n_used), total;
     count[e] = 0;
@@ -110,10 +119,10 @@ static __global__ void __launch_bounds__(PLAN_THREADS) plan_kernel(const struct 
             atomicAdd(&count[p.ids[pair]], 1u);
     __syncthreads();
     uint32_t n = count[e], first = block_scan(n, &total) - n;
-    uint32_t n_tiles = (n + TILE_PAIRS - 1) / TILE_PAIRS;
+    uint32_t most = job.tile_pairs, n_tiles = (n + most - 1) / most;
     uint32_t tile = block_scan(n_tiles, &total) - n_tiles;
     for (uint32_t i = 0; i < n_tiles; i++)
-        job.plan.tiles[tile + i] = {e, first + i * TILE_PAIRS, min(n - i * TILE_PAIRS, TILE_PAIRS)};
+        job.plan.tiles[tile + i] = {e, first + i * most, min(n - i * most, most)};
     if (e == 0)
         *job.plan.n_tiles = total;
     if (n > 0)
@@ -142,17 +151,16 @@ template <int R> struct inputs {
     const void *quantised[R];
 };
 
-template <typename W, int R>
-static __device__ void plain_outputs(const struct inputs<R> &m, size_t out,
-                                     float (&acc)[R * TILE_OUTPUTS])
+template <typename W, int R, int O>
+static __device__ void plain_outputs(const struct inputs<R> &m, size_t out, float (&acc)[R * O])
 {
-    const W *w[TILE_OUTPUTS];
+    const W *w[O];
 #pragma unroll
-    for (int o = 0; o < TILE_OUTPUTS; o++)
+    for (int o = 0; o < O; o++)
         w[o] = (const W *)(m.weights + min(out + o, m.n_out - 1) * m.row_bytes);
     bool aligned = plain_aligned((const W *)m.weights, m.plain[0], m.n_in);
-    plain_sums<W, R, TILE_OUTPUTS, (R == 1 ? 4 : 1)>(w, m.plain, m.n_in, aligned, acc);
-    plain_join<R * TILE_OUTPUTS>(acc);
+    plain_sums<W, R, O, (R == 1 ? 4 : 1)>(w, m.plain, m.n_in, aligned, acc);
+    plain_join<R * O>(acc);
 }
 
 /* The terms that block k adds to the two chains of an element (NUMERICS rule 3). */
@@ -201,34 +209,33 @@ static __device__ float quantised_output(uint32_t type, const void *weights, con
     return acc - accm;
 }
 
-/* Elements of TILE_OUTPUTS outputs from `out` and R pairs, as plain_join() leaves them. */
-template <int R>
-static __device__ void outputs_compute(const struct inputs<R> &m, size_t out,
-                                       float (&acc)[R * TILE_OUTPUTS])
+/* Elements of O outputs from `out` and R pairs, as plain_join() leaves them. */
+template <int R, int O>
+static __device__ void outputs_compute(const struct inputs<R> &m, size_t out, float (&acc)[R * O])
 {
-    constexpr int n = R * TILE_OUTPUTS;
+    constexpr int n = R * O;
     switch (m.type) {
-    case TENSOR_F32: plain_outputs<struct plain_f32, R>(m, out, acc); return;
-    case TENSOR_F16: plain_outputs<struct plain_f16, R>(m, out, acc); return;
-    case TENSOR_BF16: plain_outputs<struct plain_bf16, R>(m, out, acc); return;
+    case TENSOR_F32: plain_outputs<struct plain_f32, R, O>(m, out, acc); return;
+    case TENSOR_F16: plain_outputs<struct plain_f16, R, O>(m, out, acc); return;
+    case TENSOR_BF16: plain_outputs<struct plain_bf16, R, O>(m, out, acc); return;
     }
     for (int r = 0; r < R; r++)
-        for (int o = 0; o < TILE_OUTPUTS; o++) {
+        for (int o = 0; o < O; o++) {
             const char *row = m.weights + min(out + o, m.n_out - 1) * m.row_bytes;
             float element = quantised_output(m.type, row, m.quantised[r], m.n_in);
 #pragma unroll
             for (int j = 0; j < plain_count<n>(); j++)
-                if (plain_first<n>() + j == r * TILE_OUTPUTS + o)
+                if (plain_first<n>() + j == r * O + o)
                     acc[j] = element;
         }
 }
 
 /* Hidden values from `out` of the tile's first R pairs (of which t.n count). */
-template <int R>
+template <int R, int O>
 static __device__ void tile_hidden(const struct job &job, const struct tile &t, size_t out)
 {
     const struct experts_args &p = job.args;
-    constexpr int n = R * TILE_OUTPUTS;
+    constexpr int n = R * O;
     float gate[n], up[n];
     uint32_t pairs[R];
     struct inputs<R> m = {
@@ -245,15 +252,15 @@ static __device__ void tile_hidden(const struct job &job, const struct tile &t, 
     m.type = p.gate_type;
     m.weights = (const char *)p.addresses[t.expert].gate;
     m.row_bytes = job.gate_bytes;
-    outputs_compute<R>(m, out, gate);
+    outputs_compute<R, O>(m, out, gate);
     m.type = p.up_type;
     m.weights = (const char *)p.addresses[t.expert].up;
     m.row_bytes = job.up_bytes;
-    outputs_compute<R>(m, out, up);
+    outputs_compute<R, O>(m, out, up);
 #pragma unroll
     for (int j = 0; j < plain_count<n>(); j++) {
-        int e = plain_first<n>() + j, r = e / TILE_OUTPUTS;
-        size_t o = out + e % TILE_OUTPUTS;
+        int e = plain_first<n>() + j, r = e / O;
+        size_t o = out + e % O;
         if (plain_owner<n>() && r < t.n && o < p.d_expert)
             job.plan.hidden[job.plan.pairs[t.first + r] * p.d_expert + o] =
                 ebb_swiglu(gate[j], up[j]);
@@ -261,11 +268,11 @@ static __device__ void tile_hidden(const struct job &job, const struct tile &t, 
 }
 
 /* Outputs from `out` of the tile's first R pairs. */
-template <int R>
+template <int R, int O>
 static __device__ void tile_down(const struct job &job, const struct tile &t, size_t out)
 {
     const struct experts_args &p = job.args;
-    constexpr int n = R * TILE_OUTPUTS;
+    constexpr int n = R * O;
     float acc[n];
     struct inputs<R> m = {
     };
@@ -280,64 +287,70 @@ static __device__ void tile_down(const struct job &job, const struct tile &t, si
         m.plain[r] = job.plan.hidden + pair * p.d_expert;
         m.quantised[r] = (const char *)job.plan.quantised + pair * activation_row_bytes(p.d_expert);
     }
-    outputs_compute<R>(m, out, acc);
+    outputs_compute<R, O>(m, out, acc);
 #pragma unroll
     for (int j = 0; j < plain_count<n>(); j++) {
-        int e = plain_first<n>() + j, r = e / TILE_OUTPUTS;
-        size_t o = out + e % TILE_OUTPUTS;
+        int e = plain_first<n>() + j, r = e / O;
+        size_t o = out + e % O;
         if (plain_owner<n>() && r < t.n && o < p.d_model)
             p.outputs[(size_t)job.plan.pairs[t.first + r] * p.d_model + o] = acc[j];
     }
 }
 
-template <bool DOWN>
-static __global__ void __launch_bounds__(WARPS * 32) tiles_kernel(const struct job job)
+template <bool DOWN, int R, int O>
+static __global__ void __launch_bounds__(WARPS * 32, R == 1 ? 6 : 4)
+    tiles_kernel(const struct job job)
 {
-    size_t out = ((size_t)blockIdx.x * WARPS + threadIdx.x / 32) * TILE_OUTPUTS;
+    overlap_wait();
+    overlap_announce();
+    size_t out = ((size_t)blockIdx.x * WARPS + threadIdx.x / 32) * O;
     if (blockIdx.y >= *job.plan.n_tiles || out >= (DOWN ? job.args.d_model : job.args.d_expert))
         return;
     struct tile t = job.plan.tiles[blockIdx.y];
-    if (DOWN && t.n == 1)
-        tile_down<1>(job, t, out);
-    else if (DOWN)
-        tile_down<TILE_PAIRS>(job, t, out);
-    else if (t.n == 1)
-        tile_hidden<1>(job, t, out);
+    if (DOWN)
+        tile_down<R, O>(job, t, out);
     else
-        tile_hidden<TILE_PAIRS>(job, t, out);
+        tile_hidden<R, O>(job, t, out);
 }
 
-template <bool DOWN> static int tiles_launch(const struct job *job, struct exec_stream *s)
+template <bool DOWN, int R, int O>
+static void tiles_launch(const struct job *job, struct exec_stream *s)
 {
     const struct experts_args *p = &job->args;
-    const size_t outputs = WARPS * TILE_OUTPUTS;
     size_t n_out = DOWN ? p->d_model : p->d_expert;
-    dim3 grid((unsigned)((n_out + outputs - 1) / outputs),
-              (unsigned)tiles_max(p->n_rows * p->n_used, p->n_experts));
-    tiles_kernel<DOWN><<<grid, WARPS * 32, 0, exec_cuda_stream(s)>>>(*job);
+    dim3 grid((unsigned)((n_out + WARPS * O - 1) / (WARPS * O)), (unsigned)tiles_max(p));
+    launch(tiles_kernel<DOWN, R, O>, grid, WARPS * 32, job, s);
+}
+
+template <bool DOWN> static int outputs_launch(const struct job *job, struct exec_stream *s)
+{
+    if (job->tile_pairs == 1)
+        tiles_launch<DOWN, 1, ONE_OUTPUTS>(job, s);
+    else
+        tiles_launch<DOWN, TILE_PAIRS, TILE_OUTPUTS>(job, s);
     return exec_cuda_launched(s);
 }
 
 size_t experts_plain_scratch_cuda(size_t n_rows, size_t n_used, size_t n_experts, size_t d_model,
                                   size_t d_expert)
 {
-    (void)d_model;
-    return plan_place(NULL, NULL, n_rows * n_used, n_experts, d_expert);
+    (void)n_experts, (void)d_model;
+    return plan_place(NULL, NULL, n_rows * n_used, d_expert);
 }
 
 static int experts_launch(const struct job *job, bool down_quantised, struct exec_stream *s)
 {
     const struct experts_args *p = &job->args;
-    plan_kernel<<<1, PLAN_THREADS, 0, exec_cuda_stream(s)>>>(*job);
+    launch(plan_kernel, dim3(1), PLAN_THREADS, job, s);
     int rc = exec_cuda_launched(s);
     if (rc == 0)
-        rc = tiles_launch<false>(job, s);
+        rc = outputs_launch<false>(job, s);
     if (rc == 0 && down_quantised) {
         struct quantize_args quantize = {job->plan.hidden, job->plan.quantised,
                                          p->n_rows * p->n_used, p->d_expert};
         rc = quantize_cuda(&quantize, s);
     }
-    return rc == 0 ? tiles_launch<true>(job, s) : rc;
+    return rc == 0 ? outputs_launch<true>(job, s) : rc;
 }
 
 int experts_plain_cuda(const struct experts_args *args, struct exec_stream *s)
@@ -345,15 +358,16 @@ int experts_plain_cuda(const struct experts_args *args, struct exec_stream *s)
     struct job job = {};
     size_t n_pairs = args->n_rows * args->n_used;
     job.args = *args;
+    job.tile_pairs = (uint32_t)tile_pairs(args->n_rows);
     job.gate_bytes = tensor_row_bytes(args->gate_type, args->d_model);
     job.up_bytes = tensor_row_bytes(args->up_type, args->d_model);
     job.down_bytes = tensor_row_bytes(args->down_type, args->d_expert);
     if (job.gate_bytes == 0 || job.up_bytes == 0 || job.down_bytes == 0 ||
         args->n_used > EXPERTS_USED_MAX || args->n_experts > PLAN_EXPERTS_MAX ||
-        tiles_max(n_pairs, args->n_experts) > 65535)
+        tiles_max(args) > 65535)
         return EBB_EUNSUPPORTED;
     if (n_pairs == 0)
         return 0;
-    (void)plan_place(&job.plan, (char *)args->scratch, n_pairs, args->n_experts, args->d_expert);
+    (void)plan_place(&job.plan, (char *)args->scratch, n_pairs, args->d_expert);
     return experts_launch(&job, tensor_type_find(args->down_type)->block_values > 1, s);
 }

@@ -6,15 +6,19 @@
 #include <cuda_runtime.h>
 #include "kernels/exec_cuda.h"
 #include "kernels/ops_cuda.h"
+#include "kernels/overlap.cuh"
 #include "kernels/row_scan.cuh"
 
 static __global__ void __launch_bounds__(ROW_THREADS) logprob_kernel(const struct logprob_args a)
 {
     __shared__ struct row_shared shared;
+    overlap_wait();
+    overlap_announce();
     const float *logits = a.logits + blockIdx.y * a.n_vocab;
     struct row row = row_open(logits, (uint32_t)a.n_vocab, &shared);
     float max = sample_logit((uint32_t)(row_largest(&row, 0) >> 32));
-    struct row_filter f = {{0, 0}, {UINT32_MAX, UINT32_MAX}, max, 1.0f, 1, true};
+    struct row_filter f = row_filter_open(max, 1.0f);
+    f.masses = true;
     uint64_t total = row_total(&row, &f, 1);
     if (cluster_rank() == 0 && threadIdx.x == 0) {
         int32_t id = a.ids[blockIdx.y];
@@ -32,7 +36,6 @@ int logprob_cuda(const struct logprob_args *args, struct exec_stream *s)
         return EBB_EUNSUPPORTED;
     if (args->n_rows == 0)
         return 0;
-    cluster_launch(logprob_kernel, args, args->n_rows, cluster_blocks(ROW_BLOCKS), ROW_THREADS,
-                   exec_cuda_stream(s));
+    row_launch(logprob_kernel, args, args->n_rows, s);
     return exec_cuda_launched(s);
 }

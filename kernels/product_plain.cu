@@ -6,6 +6,7 @@
  */
 #include <cuda_runtime.h>
 #include "kernels/exec_cuda.h"
+#include "kernels/launch.cuh"
 #include "kernels/ops_cuda.h"
 #include "kernels/plain.cuh"
 
@@ -22,8 +23,11 @@ static __device__ void element_store(const struct product_args &p, size_t row, s
 }
 
 template <typename W, int R, int O, int STEPS>
-static __global__ void __launch_bounds__(WARPS * 32, R * O > 16 ? 3 : 1) product_kernel(const struct product_args p)
+static __global__ void __launch_bounds__(WARPS * 32, R *O > 16 ? 3 : 1)
+    product_kernel(const struct product_args p)
 {
+    overlap_wait();
+    overlap_announce();
     size_t out = ((size_t)blockIdx.x * WARPS + threadIdx.x / 32) * O, row = (size_t)blockIdx.y * R;
     if (out >= p.n_out)
         return;
@@ -52,16 +56,21 @@ static int product_launch(const struct product_args *args, struct exec_stream *s
 {
     size_t n_warps = (args->n_out + O - 1) / O;
     dim3 grid((unsigned)((n_warps + WARPS - 1) / WARPS), (unsigned)((args->n_rows + R - 1) / R));
-    product_kernel<W, R, O, STEPS><<<grid, WARPS * 32, 0, exec_cuda_stream(s)>>>(*args);
+    launch(product_kernel<W, R, O, STEPS>, grid, WARPS * 32, args, s);
     return exec_cuda_launched(s);
 }
 
 template <typename W> static int product_of(const struct product_args *args, struct exec_stream *s)
 {
+    const size_t enough = 8 * (size_t)exec_cuda_n_multiprocessors(s); /* warps */
     if (args->n_rows == 1)
         return product_launch<W, 1, 2, 4>(args, s);
+    if (args->n_rows == 2)
+        return product_launch<W, 2, 2, 4>(args, s);
     if (args->n_rows <= 4)
         return product_launch<W, 4, 2, 2>(args, s);
+    if (args->n_out / 8 * ((args->n_rows + 7) / 8) < enough)
+        return product_launch<W, 8, 2, 1>(args, s);
     return product_launch<W, 8, 8, 1>(args, s);
 }
 

@@ -12,6 +12,7 @@
 #include "kernels/cluster.cuh"
 #include "kernels/exec_cuda.h"
 #include "kernels/expf.h"
+#include "kernels/launch.cuh"
 #include "kernels/ops_cuda.h"
 #include "kernels/plain.cuh"
 
@@ -62,55 +63,79 @@ static __device__ void lanes_softmax(const struct router_args &a, const float *l
         p[j] = p[j] / sum;
 }
 
-/* One row's choice from its logits, by one warp. */
-template <int PER> static __device__ void row_choose(const struct router_args &a, size_t row)
+/* Probabilities as integers of the same order: 1 = no number, 0 = no expert. */
+template <int PER>
+static __device__ void lanes_order(const struct router_args &a, const float (&p)[PER],
+                                   uint32_t (&order)[PER])
 {
-    unsigned lane = threadIdx.x % 32;
-    int32_t *ids = a.ids + row * a.n_used, id = -1;
-    float *mix = a.mix + row * a.n_used, p[PER], value = 0.0f, sum = 0.0f;
-    if (a.positions[row] < 0) {
-        if (lane < a.n_used) {
-            ids[lane] = -1;
-            mix[lane] = 0.0f;
-        }
-        return;
-    }
-    lanes_softmax<PER>(a, a.logits + row * a.n_experts, p);
-    uint32_t order[PER]; /* as the probabilities: 1 = no number, 0 = no expert or taken */
 #pragma unroll
-    for (int j = 0; j < PER; j++)
-        order[j] = 32 * j + lane >= a.n_experts ? 0 : p[j] == p[j] ? __float_as_uint(p[j]) + 2 : 1;
-    for (unsigned rank = 0; rank < a.n_used; rank++) {
-        uint32_t best = 0, at = 0;
-#pragma unroll
-        for (int j = 0; j < PER; j++)
-            if (order[j] > best) {
-                best = order[j];
-                at = 32 * j + lane;
-            }
-        uint32_t most = __reduce_max_sync(~0u, best);
-        uint32_t winner = __reduce_min_sync(~0u, best == most ? at : UINT32_MAX);
-        float won = most == 1 ? -1.0f : __uint_as_float(most - 2);
-        sum = sum + won;
-        if (lane == rank) {
-            id = (int32_t)winner;
-            value = won;
-        }
-#pragma unroll
-        for (int j = 0; j < PER; j++)
-            order[j] = 32 * j + lane == winner ? 0 : order[j];
-    }
-    if (lane < a.n_used) {
-        ids[lane] = id;
-        mix[lane] = (a.renormalise ? value / sum : value) * a.scale;
+    for (int j = 0; j < PER; j++) {
+        uint32_t number = p[j] == p[j] ? __float_as_uint(p[j]) + 2 : 1;
+        order[j] = 32 * j + threadIdx.x % 32 < a.n_experts ? number : 0;
     }
 }
 
+/* The largest of all lanes and whose it is (ties: the lower id); it is taken out. */
+template <int PER> static __device__ uint32_t lanes_take(uint32_t (&order)[PER], uint32_t *id)
+{
+    uint32_t best = 0, at = 0, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < PER; j++)
+        if (order[j] > best) {
+            best = order[j];
+            at = 32 * j + lane;
+        }
+    uint32_t most = __reduce_max_sync(~0u, best);
+    *id = __reduce_min_sync(~0u, best == most ? at : UINT32_MAX);
+#pragma unroll
+    for (int j = 0; j < PER; j++)
+        order[j] = 32 * j + lane == *id ? 0 : order[j];
+    return most;
+}
+
+/* One row's choice from its logits, by one warp: lane i keeps rank i. */
+template <int PER> static __device__ void row_choose(const struct router_args &a, size_t row)
+{
+    unsigned lane = threadIdx.x % 32;
+    int32_t chosen = -1;
+    float p[PER], value = 0.0f, sum = 0.0f;
+    if (a.positions[row] >= 0) {
+        uint32_t order[PER], id;
+        lanes_softmax<PER>(a, a.logits + row * a.n_experts, p);
+        lanes_order<PER>(a, p, order);
+        for (unsigned rank = 0; rank < a.n_used; rank++) {
+            uint32_t most = lanes_take<PER>(order, &id);
+            float won = most == 1 ? -1.0f : __uint_as_float(most - 2);
+            sum = sum + won;
+            value = lane == rank ? won : value;
+            chosen = lane == rank ? (int32_t)id : chosen;
+        }
+        value = (a.renormalise ? value / sum : value) * a.scale;
+    }
+    if (lane < a.n_used) {
+        a.ids[row * a.n_used + lane] = chosen;
+        a.mix[row * a.n_used + lane] = value;
+    }
+}
+
+/* Brings a line to the second-level cache. */
+static __device__ void prefetch(const char *at)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+}
+
 template <typename W, int PER>
-static __global__ void __launch_bounds__(ROUTER_THREADS, 1) router_kernel(const struct router_args a)
+static __global__ void __launch_bounds__(ROUTER_THREADS, 1)
+    router_kernel(const struct router_args a)
 {
     size_t row = blockIdx.y;
     unsigned warp = cluster_rank() * ROUTER_WARPS + threadIdx.x / 32;
+    size_t row_bytes = a.n_in * sizeof(W);
+    for (size_t e = warp; e < a.n_experts; e += cluster_size() * ROUTER_WARPS)
+        for (size_t at = threadIdx.x % 32 * 128; at < row_bytes; at += 32 * 128)
+            prefetch((const char *)a.weights + e * row_bytes + at);
+    overlap_wait();
+    overlap_announce();
     const float *x = a.x + row * a.n_in;
     if (a.positions[row] >= 0)
         for (size_t e = warp; e < a.n_experts; e += cluster_size() * ROUTER_WARPS) {
@@ -130,6 +155,8 @@ template <int PER>
 static __global__ void __launch_bounds__(CHOOSE_WARPS * 32, 1)
     choose_kernel(const struct router_args a)
 {
+    overlap_wait();
+    overlap_announce();
     size_t row = (size_t)blockIdx.x * CHOOSE_WARPS + threadIdx.x / 32;
     if (row < a.n_rows)
         row_choose<PER>(a, row);
@@ -138,8 +165,9 @@ static __global__ void __launch_bounds__(CHOOSE_WARPS * 32, 1)
 template <typename W, int PER>
 static int router_launch(const struct router_args *args, struct exec_stream *s)
 {
-    if (args->n_rows <= CUDA_ROWS_MAX && cluster_blocks(ROUTER_BLOCKS) > 1) {
-        cluster_launch(router_kernel<W, PER>, args, args->n_rows, ROUTER_BLOCKS, ROUTER_THREADS,
+    unsigned n_blocks = cluster_blocks(ROUTER_BLOCKS);
+    if (args->n_rows <= CUDA_ROWS_MAX && n_blocks > 1) {
+        cluster_launch(router_kernel<W, PER>, args, args->n_rows, n_blocks, ROUTER_THREADS,
                        exec_cuda_stream(s));
         return exec_cuda_launched(s);
     }
@@ -154,8 +182,8 @@ static int router_launch(const struct router_args *args, struct exec_stream *s)
     int rc = product_plain_cuda(&product, s);
     if (rc != 0)
         return rc;
-    unsigned n_blocks = (unsigned)((args->n_rows + CHOOSE_WARPS - 1) / CHOOSE_WARPS);
-    choose_kernel<PER><<<n_blocks, CHOOSE_WARPS * 32, 0, exec_cuda_stream(s)>>>(*args);
+    n_blocks = (unsigned)((args->n_rows + CHOOSE_WARPS - 1) / CHOOSE_WARPS);
+    launch(choose_kernel<PER>, dim3(n_blocks), CHOOSE_WARPS * 32, args, s);
     return exec_cuda_launched(s);
 }
 

@@ -8,6 +8,7 @@
 #include <cuda_runtime.h>
 #include "kernels/exec_cuda.h"
 #include "kernels/ops_cuda.h"
+#include "kernels/overlap.cuh"
 #include "kernels/row_scan.cuh"
 
 #define MARK_RECENT 0x80000000u /* beside the count of generated tokens in a mark */
@@ -62,33 +63,102 @@ static __device__ void row_adjust(const struct sample_args &a, const struct samp
     cluster_barrier();
 }
 
+/* What draws from a list: the mass of each of its tokens beside it. */
+struct draw_list {
+    struct row_list list;
+    uint64_t masses[ROW_LIST];
+};
+
+static __device__ uint64_t mass_least(const struct sample_params *p)
+{
+    double least = ceil((double)fminf(p->min_p, 1.0f) * SAMPLE_MASS_ONE);
+    return p->min_p > 0.0f && least > 1.0 ? (uint64_t)least : 1;
+}
+
+static __device__ uint64_t mass_target(const struct sample_params *p, uint64_t total)
+{
+    uint64_t target = (uint64_t)(sample_fraction(p->seed, p->position) * (double)total);
+    return target < total ? target : total - 1; /* the product may have been rounded up */
+}
+
+/* This thread's mass of a falling list, 0 where top_k, top_p or min_p leave its token out. `whole` is what top_p is a share of: 0
+ * means what top_k keeps. */
+static __device__ uint64_t list_mass(const struct row *row, const struct sample_params *p,
+                                     const struct row_filter *f, uint64_t token, uint64_t whole)
+{
+    uint64_t mass = 0, total;
+    if (token != 0) {
+        float logit = sample_logit((uint32_t)(token >> 32));
+        mass = mass_of(sample_exponent(logit, f->max, f->temperature));
+    }
+    if (p->top_p < 1.0f) {
+        uint64_t upto = block_upto(row, mass, &total);
+        if (upto - mass >= mass_wanted(p->top_p, whole != 0 ? whole : total))
+            mass = 0;
+    }
+    return mass >= mass_least(p) ? mass : 0;
+}
+
+/* Draws from the n best tokens, by one block: sorts them falling, cuts, sorts what is left by id, and walks it. */
+static __device__ uint32_t list_draw(const struct row *row, const struct sample_params *p,
+                                     const struct row_filter *f, struct draw_list *s, uint32_t n,
+                                     uint64_t whole)
+{
+    row_sort(&s->list, n);
+    if (whole == 0) /* there is a top_k */
+        n = min(n, (uint32_t)p->top_k);
+    uint64_t token = threadIdx.x < n ? s->list.tokens[threadIdx.x] : 0, total;
+    uint64_t mass = list_mass(row, p, f, token, whole);
+    s->masses[threadIdx.x] = mass;
+    s->list.tokens[threadIdx.x] = mass != 0 ? token << 32 | threadIdx.x : 0;
+    row_sort(&s->list, n);
+    token = s->list.tokens[threadIdx.x];
+    mass = token != 0 ? s->masses[(uint32_t)token] : 0;
+    uint64_t upto = block_upto(row, mass, &total), target = mass_target(p, total);
+    if (upto > target && upto - mass <= target)
+        row->shared->found = ~(uint32_t)(token >> 32);
+    __syncthreads();
+    return row->shared->found;
+}
+
 /* The drawn id, in the block that has it; ROW_NOBODY in the others. */
 static __device__ uint32_t row_draw(struct row *row, const struct sample_params *p,
-                                    uint32_t n_vocab, uint32_t highest)
+                                    uint32_t n_vocab, uint32_t highest, struct draw_list *list)
 {
-    struct row_filter f = {
-        {0, 0}, {UINT32_MAX, UINT32_MAX}, sample_logit(highest), p->temperature, 1, false};
-    if (p->top_k > 0 && (uint32_t)p->top_k < n_vocab)
-        row_cut(row, &f, 0, highest, (uint64_t)p->top_k, 1.0f);
-    f.masses = true;
-    if (p->top_p < 1.0f)
-        row_cut(row, &f, 1, highest, 0, p->top_p);
-    if (p->min_p > 0.0f) {
-        double least = ceil((double)fminf(p->min_p, 1.0f) * SAMPLE_MASS_ONE);
-        f.mass_floor = least > 1.0 ? (uint64_t)least : 1;
+    struct row_filter f = row_filter_open(sample_logit(highest), p->temperature);
+    bool cuts_k = p->top_k > 0 && (uint32_t)p->top_k < n_vocab, cuts_p = p->top_p < 1.0f;
+    if (cuts_k || cuts_p) {
+        uint64_t total;
+        f.masses = !cuts_k;
+        struct row_choice choice = row_choose(row, &f, (uint64_t)p->top_k, p->top_p, &total);
+        if (choice.bucket > 0) {
+            row_range(row, &f, highest, choice.bucket);
+            uint32_t n = row_collect(row, &f, row->shared->range[0], &list->list);
+            if (n <= ROW_LIST)
+                return cluster_rank() == 0 ? list_draw(row, p, &f, list, n, cuts_k ? 0 : total)
+                                           : ROW_NOBODY;
+        }
+        f.masses = false;
+        if (cuts_k)
+            row_cut(row, &f, 0, highest, (uint64_t)p->top_k, 1.0f);
+        f.masses = true;
+        if (cuts_p)
+            row_cut(row, &f, 1, highest, 0, p->top_p);
     }
-    uint64_t total = row_total(row, &f, SLOT_TOTAL);
-    uint64_t target = (uint64_t)(sample_fraction(p->seed, p->position) * (double)total);
-    if (target >= total) /* the product may have been rounded up */
-        target = total - 1;
-    return row_find(row, &f, 0, target, SLOT_TOTAL);
+    f.masses = true;
+    f.mass_floor = mass_least(p);
+    uint64_t target = mass_target(p, row_total(row, &f, SLOT_TOTAL));
+    return row_find(row, &f, ROW_NO_KEY, target, SLOT_TOTAL);
 }
 
 static __global__ void __launch_bounds__(ROW_THREADS) sample_kernel(const struct sample_args a)
 {
     __shared__ struct row_shared shared;
     __shared__ struct sample_params p;
+    __shared__ struct draw_list list;
     const uint32_t n_vocab = (uint32_t)a.n_vocab;
+    overlap_wait();
+    overlap_announce();
     struct row row = row_open(a.logits + blockIdx.y * a.n_vocab, n_vocab, &shared);
     uint32_t word = 0;
     if (threadIdx.x < PARAM_WORDS)
@@ -105,7 +175,7 @@ static __global__ void __launch_bounds__(ROW_THREADS) sample_kernel(const struct
     }
     uint32_t highest = (uint32_t)(best >> 32), id = ROW_NOBODY;
     if (p.temperature > 0.0f && sample_logit(highest) > -INFINITY)
-        id = row_draw(&row, &p, n_vocab, highest);
+        id = row_draw(&row, &p, n_vocab, highest, &list);
     else if (cluster_rank() == 0)
         id = ~(uint32_t)best;
     if (threadIdx.x == 0 && id != ROW_NOBODY)
@@ -124,7 +194,6 @@ int sample_cuda(const struct sample_args *args, struct exec_stream *s)
         return EBB_EUNSUPPORTED;
     if (args->n_rows == 0)
         return 0;
-    cluster_launch(sample_kernel, args, args->n_rows, cluster_blocks(ROW_BLOCKS), ROW_THREADS,
-                   exec_cuda_stream(s));
+    row_launch(sample_kernel, args, args->n_rows, s);
     return exec_cuda_launched(s);
 }

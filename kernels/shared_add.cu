@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 #include "kernels/exec_cuda.h"
 #include "kernels/expf.h"
+#include "kernels/launch.cuh"
 #include "kernels/ops_cuda.h"
 
 #define SHARED_THREADS 512
@@ -33,6 +34,8 @@ static __device__ float gate_dot(const float *gate, const float *x, size_t n)
 static __global__ void __launch_bounds__(SHARED_THREADS)
     shared_add_kernel(const struct shared_add_args p)
 {
+    overlap_wait();
+    overlap_announce();
     const float *y = p.y + blockIdx.x * p.n;
     float *hidden = p.hidden + blockIdx.x * p.n;
     if (p.gate == NULL) {
@@ -50,6 +53,6 @@ int shared_add_cuda(const struct shared_add_args *args, struct exec_stream *s)
 {
     if (args->n_rows == 0 || args->n == 0)
         return 0;
-    shared_add_kernel<<<(unsigned)args->n_rows, SHARED_THREADS, 0, exec_cuda_stream(s)>>>(*args);
+    launch(shared_add_kernel, dim3((unsigned)args->n_rows), SHARED_THREADS, args, s);
     return exec_cuda_launched(s);
 }

@@ -2,12 +2,15 @@
 #include <cuda_runtime.h>
 #include "kernels/exec_cuda.h"
 #include "kernels/expf.h"
+#include "kernels/launch.cuh"
 #include "kernels/ops_cuda.h"
 
 #define SWIGLU_THREADS 128
 
 static __global__ void swiglu_kernel(const struct swiglu_args p)
 {
+    overlap_wait();
+    overlap_announce();
     size_t i = (size_t)blockIdx.x * SWIGLU_THREADS + threadIdx.x;
     if (i < p.n_rows * p.n)
         p.y[i] = ebb_swiglu(p.gate[i], p.up[i]);
@@ -20,6 +23,6 @@ int swiglu_cuda(const struct swiglu_args *args, struct exec_stream *s)
         return EBB_EUNSUPPORTED;
     if (n_blocks == 0)
         return 0;
-    swiglu_kernel<<<(unsigned)n_blocks, SWIGLU_THREADS, 0, exec_cuda_stream(s)>>>(*args);
+    launch(swiglu_kernel, dim3((unsigned)n_blocks), SWIGLU_THREADS, args, s);
     return exec_cuda_launched(s);
 }

@@ -6,68 +6,41 @@
 #include <cuda_runtime.h>
 #include "kernels/exec_cuda.h"
 #include "kernels/ops_cuda.h"
+#include "kernels/overlap.cuh"
 #include "kernels/row_scan.cuh"
 
-#define TOP_MAX ROW_THREADS
+#define TOP_MAX ROW_LIST
 
-struct top_shared {
-    struct row_shared row;
-    uint64_t list[TOP_MAX]; /* key in the upper half, ~id in the lower */
-    uint32_t n;
-};
-
-/* Brings the kept tokens to the first block's list, in no order. */
-static __device__ void top_collect(const struct row *row, const struct row_filter *f,
-                                   struct top_shared *s)
+static __global__ void __launch_bounds__(ROW_THREADS, 1) top_kernel(const struct top_args a)
 {
-    struct top_shared *first = cluster_at(s, 0);
-    for (uint32_t id = row->first + threadIdx.x % 32; id < row->last; id += 32) {
-        uint32_t key = row_key(row, id);
-        if (row_keeps(f, key, id))
-            first->list[atomicAdd(&first->n, 1u)] = (uint64_t)key << 32 | (uint32_t)~id;
-    }
-}
-
-/* Bitonic, one entry a thread, falling. */
-static __device__ void top_sort(uint64_t *list)
-{
-    for (unsigned run = 2; run <= TOP_MAX; run <<= 1)
-        for (unsigned d = run / 2; d > 0; d >>= 1) {
-            unsigned at = threadIdx.x, other = at ^ d;
-            __syncthreads();
-            if (other > at) {
-                uint64_t a = list[at], b = list[other];
-                bool falls = (at & run) == 0;
-                if (falls ? a < b : a > b) {
-                    list[at] = b;
-                    list[other] = a;
-                }
-            }
-        }
-    __syncthreads();
-}
-
-static __global__ void __launch_bounds__(ROW_THREADS) top_kernel(const struct top_args a)
-{
-    __shared__ struct top_shared s;
+    __shared__ struct row_shared shared;
+    __shared__ struct row_list list;
+    overlap_wait();
+    overlap_announce();
     const float *logits = a.logits + blockIdx.y * a.n_vocab;
-    struct row row = row_open(logits, (uint32_t)a.n_vocab, &s.row);
-    s.list[threadIdx.x] = 0;
-    s.n = 0;
-    uint32_t highest = (uint32_t)(row_largest(&row, 0) >> 32);
-    struct row_filter f = {{0, 0}, {UINT32_MAX, UINT32_MAX}, sample_logit(highest), 1.0f, 1, false};
-    row_cut(&row, &f, 0, highest, a.k, 1.0f);
-    top_collect(&row, &f, &s);
+    struct row row = row_open(logits, (uint32_t)a.n_vocab, &shared);
+    uint32_t highest = (uint32_t)(row_largest(&row, 0) >> 32), n = ROW_LIST + 1;
+    uint64_t total;
+    struct row_filter f = row_filter_open(sample_logit(highest), 1.0f);
+    struct row_choice choice = row_choose(&row, &f, a.k, 1.0f, &total);
+    if (choice.bucket > 0) {
+        row_range(&row, &f, highest, choice.bucket);
+        n = row_collect(&row, &f, shared.range[0], &list);
+    }
+    if (n > ROW_LIST) { /* too many near the last of them */
+        row_cut(&row, &f, 0, highest, a.k, 1.0f);
+        n = row_collect(&row, &f, ROW_LOWEST, &list);
+    }
+    if (cluster_rank() == 0) {
+        row_sort(&list, n);
+        if (threadIdx.x < a.k) {
+            uint32_t id = ~(uint32_t)list.tokens[threadIdx.x];
+            float logit = logits[id];
+            a.ids[blockIdx.y * a.k + threadIdx.x] = (int32_t)id;
+            a.values[blockIdx.y * a.k + threadIdx.x] = logit == logit ? logit : -INFINITY;
+        }
+    }
     cluster_barrier();
-    if (cluster_rank() != 0)
-        return;
-    top_sort(s.list);
-    if (threadIdx.x >= a.k)
-        return;
-    uint32_t id = ~(uint32_t)s.list[threadIdx.x];
-    float logit = logits[id];
-    a.ids[blockIdx.y * a.k + threadIdx.x] = (int32_t)id;
-    a.values[blockIdx.y * a.k + threadIdx.x] = logit == logit ? logit : -INFINITY;
 }
 
 int top_cuda(const struct top_args *args, struct exec_stream *s)
@@ -77,7 +50,6 @@ int top_cuda(const struct top_args *args, struct exec_stream *s)
         return EBB_EUNSUPPORTED;
     if (args->k == 0 || args->n_rows == 0)
         return 0;
-    cluster_launch(top_kernel, args, args->n_rows, cluster_blocks(ROW_BLOCKS), ROW_THREADS,
-                   exec_cuda_stream(s));
+    row_launch(top_kernel, args, args->n_rows, s);
     return exec_cuda_launched(s);
 }
