@@ -7,7 +7,6 @@
  * places that are no multiple of 16 bytes.
  */
 #include "kernels/attention.cuh"
-#include "kernels/fused_cuda.h"
 #include "kernels/ops_cuda.h"
 
 #define SPLIT_MOST            (2 * ATTENTION_SPLIT_ROWS)

@@ -1,4 +1,4 @@
-/* heads_store.cu - q and k normed and rotated, k and v stored, in one launch (fused_cuda.h). Tier 2: the bits of head_rope and kv_store.
+/* heads_store.cu - q and k normed and rotated, k and v stored, in one launch (kernels.h). Tier 2: the bits of head_rope and kv_store.
  *
  * One warp a head: first those of q, in place, then those of k, which go to the KV blocks as they leave the rotation, then those
  * of v. Inert rows store nothing. Owns nothing.
@@ -6,7 +6,7 @@
  */
 #include <cuda_fp16.h>
 #include "kernels/exec_cuda.h"
-#include "kernels/fused_cuda.h"
+#include "kernels/ops_cuda.h"
 #include "kernels/overlap.cuh"
 #include "kernels/rope.cuh"
 

@@ -246,6 +246,27 @@ struct top_args {
     float *values; /* [n_rows][k] */
 };
 
+/* Several operations in one launch, with the bits of one after the other. A set may lack any of them (NULL), or refuse a
+ * shape (EBB_EUNSUPPORTED, nothing launched): the operations are then launched one by one. */
+
+/* rmsnorm, then quantize of its y. */
+struct rmsnorm_quantize_args {
+    struct rmsnorm_args norm;
+    void *a; /* [n_rows][activation_bytes(n)] */
+};
+
+/* head_rope of q, head_rope of k, kv_store of that k and of v. Afterwards q.x is rotated, k.x may be as it was. */
+struct heads_store_args {
+    struct head_rope_args q, k; /* n_rows alike */
+    struct kv_store_args store; /* store.k is k.x */
+};
+
+/* attention, then quantize of its out, which is written too. */
+struct attention_quantize_args {
+    struct attention_args attention;
+    void *a; /* [n_rows][activation_bytes(n_heads * head_dim)] */
+};
+
 struct kernel_set {
     const char *name;
     size_t (*activation_bytes)(size_t n);
@@ -272,6 +293,10 @@ struct kernel_set {
     int (*sample)(const struct sample_args *args, struct exec_stream *s);
     int (*top)(const struct top_args *args, struct exec_stream *s);
     int (*logprob)(const struct logprob_args *args, struct exec_stream *s);
+
+    int (*rmsnorm_quantize)(const struct rmsnorm_quantize_args *args, struct exec_stream *s);
+    int (*heads_store)(const struct heads_store_args *args, struct exec_stream *s);
+    int (*attention_quantize)(const struct attention_quantize_args *args, struct exec_stream *s);
 };
 
 /* A CPU set by name: "reference", "avx2", "avx512", "float", or "auto" (the fastest that this processor runs).

@@ -9,7 +9,6 @@
  */
 #include "kernels/activation.cuh"
 #include "kernels/exec_cuda.h"
-#include "kernels/fused_cuda.h"
 #include "kernels/ops_cuda.h"
 #include "kernels/overlap.cuh"
 

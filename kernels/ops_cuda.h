@@ -35,6 +35,10 @@ int sample_cuda(const struct sample_args *args, struct exec_stream *s);
 int top_cuda(const struct top_args *args, struct exec_stream *s);
 int logprob_cuda(const struct logprob_args *args, struct exec_stream *s);
 
+int rmsnorm_quantize_cuda(const struct rmsnorm_quantize_args *args, struct exec_stream *s);
+int heads_store_cuda(const struct heads_store_args *args, struct exec_stream *s);
+int attention_quantize_cuda(const struct attention_quantize_args *args, struct exec_stream *s);
+
 /* Scratch that each form needs; the table gives the largest. */
 size_t experts_rows_scratch_cuda(size_t n_rows, size_t n_used, size_t n_experts, size_t d_model,
                                  size_t d_expert);

@@ -75,6 +75,9 @@ static const struct kernel_set set_cuda = {
     .sample = sample_cuda,
     .top = top_cuda,
     .logprob = logprob_cuda,
+    .rmsnorm_quantize = rmsnorm_quantize_cuda,
+    .heads_store = heads_store_cuda,
+    .attention_quantize = attention_quantize_cuda,
 };
 
 const struct kernel_set *kernel_set_cuda(const char *name, struct error *err)

@@ -17,13 +17,14 @@ struct pass {
     int rc;
 };
 
-#define LAUNCH(p, op, ...)                                                                         \
+#define LAUNCH_ARGS(p, op, args)                                                                   \
     do {                                                                                           \
         if ((p)->rc == 0) {                                                                        \
-            (p)->rc = (p)->k->op(&(struct op##_args){__VA_ARGS__}, (p)->s);                        \
+            (p)->rc = (p)->k->op(args, (p)->s);                                                    \
             (p)->f->refused = (p)->rc != 0 ? #op : (p)->f->refused;                                \
         }                                                                                          \
     } while (0)
+#define LAUNCH(p, op, ...) LAUNCH_ARGS(p, op, (&(struct op##_args){__VA_ARGS__}))
 
 static struct pass pass_begin(struct forward *f, size_t n_rows, struct exec_stream *s)
 {
@@ -62,16 +63,70 @@ static void product(struct pass *p, const struct weight *weight, const struct we
            .bias = bias != NULL ? bias->data : NULL, .y = y, .accumulate = accumulate);
 }
 
-/* Norm, if the model has one for it, and rotation of every head of q or k. */
-static void rotate(struct pass *p, float *x, size_t n_heads, const struct weight *weight)
+/* Launches a fused operation. False: the set has none, or not for this shape, and nothing was launched. */
+#define FUSED(p, op, ...)                                                                          \
+    ((p)->rc == 0 && (p)->k->op != NULL &&                                                         \
+     fused_done(p, (p)->k->op(&(struct op##_args){__VA_ARGS__}, (p)->s), #op))
+
+static bool fused_done(struct pass *p, int rc, const char *op)
+{
+    if (rc == EBB_EUNSUPPORTED)
+        return false;
+    p->rc = rc;
+    p->f->refused = rc != 0 ? op : p->f->refused;
+    return true;
+}
+
+/* normed = norm of hidden, also quantised where a product wants it so. */
+static void norm_quantize(struct pass *p, const struct weight *weight, bool wanted)
+{
+    struct forward *f = p->f;
+    size_t n = p->g->d_model;
+    struct rmsnorm_args args = {.x = f->hidden,
+                                .weight = weight->data,
+                                .y = f->normed,
+                                .n_rows = p->n_rows,
+                                .n = n,
+                                .eps = p->g->rms_eps};
+    if (wanted && FUSED(p, rmsnorm_quantize, .norm = args, .a = f->activations))
+        return;
+    norm(p, f->hidden, weight, n, f->normed);
+    quantize(p, f->normed, n, wanted);
+}
+
+/* How the heads of q or k are normed, if the model does that, and rotated. */
+static struct head_rope_args rotation(const struct pass *p, float *x, size_t n_heads,
+                                      const struct weight *weight)
 {
     const struct model_geometry *g = p->g;
-    bool whole = weight->data != NULL && g->qk_norm_whole;
-    if (whole)
-        norm(p, x, weight, n_heads * g->head_dim, x);
-    LAUNCH(p, head_rope, .x = x, .n_rows = p->n_rows, .n_heads = n_heads, .head_dim = g->head_dim,
-           .n_half = g->n_rot / 2, .norm_weight = whole ? NULL : weight->data, .eps = g->rms_eps,
-           .angles = p->f->angles, .halves = g->rope_halves);
+    return (struct head_rope_args){.x = x,
+                                   .n_rows = p->n_rows,
+                                   .n_heads = n_heads,
+                                   .head_dim = g->head_dim,
+                                   .n_half = g->n_rot / 2,
+                                   .norm_weight = g->qk_norm_whole ? NULL : weight->data,
+                                   .eps = g->rms_eps,
+                                   .angles = p->f->angles,
+                                   .halves = g->rope_halves};
+}
+
+/* q and k normed and rotated, k and v stored. */
+static void heads_store(struct pass *p, const struct layer_weights *w, const struct kv_view *view)
+{
+    struct forward *f = p->f;
+    const struct model_geometry *g = p->g;
+    if (g->qk_norm_whole && w->q_norm.data != NULL)
+        norm(p, f->q, &w->q_norm, (size_t)g->n_heads * g->head_dim, f->q);
+    if (g->qk_norm_whole && w->k_norm.data != NULL)
+        norm(p, f->k, &w->k_norm, (size_t)g->n_kv_heads * g->head_dim, f->k);
+    struct head_rope_args q = rotation(p, f->q, g->n_heads, &w->q_norm);
+    struct head_rope_args k = rotation(p, f->k, g->n_kv_heads, &w->k_norm);
+    struct kv_store_args store = {.kv = *view, .k = f->k, .v = f->v, .n_rows = p->n_rows};
+    if (FUSED(p, heads_store, .q = q, .k = k, .store = store))
+        return;
+    LAUNCH_ARGS(p, head_rope, &q);
+    LAUNCH_ARGS(p, head_rope, &k);
+    LAUNCH_ARGS(p, kv_store, &store);
 }
 
 static void attention(struct pass *p, const struct layer_weights *w, const struct kv_view *view)
@@ -79,19 +134,25 @@ static void attention(struct pass *p, const struct layer_weights *w, const struc
     struct forward *f = p->f;
     const struct model_geometry *g = p->g;
     size_t heads = (size_t)g->n_heads * g->head_dim, kv_heads = (size_t)g->n_kv_heads * g->head_dim;
-    norm(p, f->hidden, &w->attn_norm, g->d_model, f->normed);
-    quantize(p, f->normed, g->d_model,
-             is_quantised(&w->q) || is_quantised(&w->k) || is_quantised(&w->v));
+    norm_quantize(p, &w->attn_norm,
+                  is_quantised(&w->q) || is_quantised(&w->k) || is_quantised(&w->v));
     product(p, &w->q, &w->q_bias, f->normed, (struct shape){g->d_model, heads}, f->q, false);
     product(p, &w->k, &w->k_bias, f->normed, (struct shape){g->d_model, kv_heads}, f->k, false);
     product(p, &w->v, &w->v_bias, f->normed, (struct shape){g->d_model, kv_heads}, f->v, false);
-    rotate(p, f->q, g->n_heads, &w->q_norm);
-    rotate(p, f->k, g->n_kv_heads, &w->k_norm);
-    LAUNCH(p, kv_store, .kv = *view, .k = f->k, .v = f->v, .n_rows = p->n_rows);
-    LAUNCH(p, attention, .kv = *view, .q = f->q, .out = f->attended, .n_rows = p->n_rows,
-           .n_heads = g->n_heads, .scale = g->attention_scale,
-           .n_positions = f->shape.table_stride * KV_BLOCK_TOKENS, .scratch = f->attention_scratch);
-    quantize(p, f->attended, heads, is_quantised(&w->o));
+    heads_store(p, w, view);
+    struct attention_args args = {.kv = *view,
+                                  .q = f->q,
+                                  .out = f->attended,
+                                  .n_rows = p->n_rows,
+                                  .n_heads = g->n_heads,
+                                  .scale = g->attention_scale,
+                                  .n_positions = f->shape.table_stride * KV_BLOCK_TOKENS,
+                                  .scratch = f->attention_scratch};
+    if (!is_quantised(&w->o) ||
+        !FUSED(p, attention_quantize, .attention = args, .a = f->activations)) {
+        LAUNCH_ARGS(p, attention, &args);
+        quantize(p, f->attended, heads, is_quantised(&w->o));
+    }
     product(p, &w->o, &w->o_bias, f->attended, (struct shape){heads, g->d_model}, f->hidden, true);
 }
 
@@ -158,14 +219,13 @@ int forward_layer(struct forward *f, const struct weights *w, const struct kv *k
     struct kv_view view =
         kv_layer(kv, layer, f->card_in.tables, f->card_in.row_sequence, f->card_in.positions);
     attention(&p, l, &view);
-    norm(&p, f->hidden, &l->ffn_norm, p.g->d_model, f->normed);
     bool routed = l->router.data != NULL;
     const struct weight *gate =
         routed ? &(struct weight){m->gate_exps.type, m->gate_exps.data} : &l->gate;
     const struct weight *up = routed ? &(struct weight){m->up_exps.type, m->up_exps.data} : &l->up;
-    quantize(&p, f->normed, p.g->d_model,
-             is_quantised(gate) || is_quantised(up) || is_quantised(&l->gate_shared) ||
-                 is_quantised(&l->up_shared));
+    norm_quantize(&p, &l->ffn_norm,
+                  is_quantised(gate) || is_quantised(up) || is_quantised(&l->gate_shared) ||
+                      is_quantised(&l->up_shared));
     if (routed)
         routed_experts(&p, l, m, layer);
     else

@@ -1,6 +1,6 @@
 /* fused_test.c - launches that do several operations' work: the bits are those of the operations one by one. */
 #include "pair.h"
-#include "kernels/fused_cuda.h"
+#include "kernels/ops_cuda.h"
 
 Test(fused, a_norm_that_quantises_has_the_bits_of_norm_and_quantize)
 {
