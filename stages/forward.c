@@ -110,18 +110,55 @@ static struct head_rope_args rotation(const struct pass *p, float *x, size_t n_h
                                    .halves = g->rope_halves};
 }
 
-/* q and k normed and rotated, k and v stored. */
-static void heads_store(struct pass *p, const struct layer_weights *w, const struct kv_view *view)
+/* What the heads of all rows have: [n_rows][n_heads][head_dim], k and v [n_rows][n_kv_heads][head_dim]. */
+struct heads {
+    float *q, *k, *v;
+};
+
+/* Two matrices behind one another, of one type and without biases: for one row their products are one. */
+static bool are_one(const struct weight *a, const struct weight *a_bias, const struct weight *b,
+                    const struct weight *b_bias, struct shape of_a)
+{
+    size_t bytes = of_a.n_out * tensor_row_bytes(a->type, of_a.n_in);
+    return a->type == b->type && a_bias->data == NULL && b_bias->data == NULL &&
+           (const unsigned char *)a->data + bytes == (const unsigned char *)b->data;
+}
+
+static struct heads heads_make(struct pass *p, const struct layer_weights *w)
 {
     struct forward *f = p->f;
     const struct model_geometry *g = p->g;
+    struct shape q = {g->d_model, (size_t)g->n_heads * g->head_dim};
+    struct shape kv = {g->d_model, (size_t)g->n_kv_heads * g->head_dim};
+    struct heads h = {f->q, f->k, f->v};
+    bool with_k = false, with_v = false;
+    if (p->n_rows == 1) { /* a row's q, k and v then lie behind one another, too */
+        h.k = h.q + q.n_out;
+        h.v = h.k + kv.n_out;
+        with_k = are_one(&w->q, &w->q_bias, &w->k, &w->k_bias, q);
+        with_v = with_k && are_one(&w->k, &w->k_bias, &w->v, &w->v_bias, kv);
+    }
+    q.n_out += (with_k ? kv.n_out : 0) + (with_v ? kv.n_out : 0);
+    product(p, &w->q, &w->q_bias, f->normed, q, h.q, false);
+    if (!with_k)
+        product(p, &w->k, &w->k_bias, f->normed, kv, h.k, false);
+    if (!with_v)
+        product(p, &w->v, &w->v_bias, f->normed, kv, h.v, false);
+    return h;
+}
+
+/* q and k normed and rotated, k and v stored. */
+static void heads_store(struct pass *p, const struct layer_weights *w, const struct heads *h,
+                        const struct kv_view *view)
+{
+    const struct model_geometry *g = p->g;
     if (g->qk_norm_whole && w->q_norm.data != NULL)
-        norm(p, f->q, &w->q_norm, (size_t)g->n_heads * g->head_dim, f->q);
+        norm(p, h->q, &w->q_norm, (size_t)g->n_heads * g->head_dim, h->q);
     if (g->qk_norm_whole && w->k_norm.data != NULL)
-        norm(p, f->k, &w->k_norm, (size_t)g->n_kv_heads * g->head_dim, f->k);
-    struct head_rope_args q = rotation(p, f->q, g->n_heads, &w->q_norm);
-    struct head_rope_args k = rotation(p, f->k, g->n_kv_heads, &w->k_norm);
-    struct kv_store_args store = {.kv = *view, .k = f->k, .v = f->v, .n_rows = p->n_rows};
+        norm(p, h->k, &w->k_norm, (size_t)g->n_kv_heads * g->head_dim, h->k);
+    struct head_rope_args q = rotation(p, h->q, g->n_heads, &w->q_norm);
+    struct head_rope_args k = rotation(p, h->k, g->n_kv_heads, &w->k_norm);
+    struct kv_store_args store = {.kv = *view, .k = h->k, .v = h->v, .n_rows = p->n_rows};
     if (FUSED(p, heads_store, .q = q, .k = k, .store = store))
         return;
     LAUNCH_ARGS(p, head_rope, &q);
@@ -133,15 +170,13 @@ static void attention(struct pass *p, const struct layer_weights *w, const struc
 {
     struct forward *f = p->f;
     const struct model_geometry *g = p->g;
-    size_t heads = (size_t)g->n_heads * g->head_dim, kv_heads = (size_t)g->n_kv_heads * g->head_dim;
+    size_t heads = (size_t)g->n_heads * g->head_dim;
     norm_quantize(p, &w->attn_norm,
                   is_quantised(&w->q) || is_quantised(&w->k) || is_quantised(&w->v));
-    product(p, &w->q, &w->q_bias, f->normed, (struct shape){g->d_model, heads}, f->q, false);
-    product(p, &w->k, &w->k_bias, f->normed, (struct shape){g->d_model, kv_heads}, f->k, false);
-    product(p, &w->v, &w->v_bias, f->normed, (struct shape){g->d_model, kv_heads}, f->v, false);
-    heads_store(p, w, view);
+    struct heads h = heads_make(p, w);
+    heads_store(p, w, &h, view);
     struct attention_args args = {.kv = *view,
-                                  .q = f->q,
+                                  .q = h.q,
                                   .out = f->attended,
                                   .n_rows = p->n_rows,
                                   .n_heads = g->n_heads,

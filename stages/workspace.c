@@ -87,7 +87,7 @@ static void carve_activations(struct forward *f, struct carver *c)
     f->hidden = carve(c, rows * g->d_model, sizeof(float));
     f->normed = carve(c, rows * g->d_model, sizeof(float));
     f->activations = carve(c, rows, k->activation_bytes(larger(larger(g->d_model, heads), width)));
-    f->q = carve(c, rows * heads, sizeof(float));
+    f->q = carve(c, rows * heads + 2 * kv_heads, sizeof(float)); /* one row's k and v go behind */
     f->k = carve(c, rows * kv_heads, sizeof(float));
     f->v = carve(c, rows * kv_heads, sizeof(float));
     f->attended = carve(c, rows * heads, sizeof(float));
