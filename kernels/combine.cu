@@ -9,6 +9,7 @@
 #include "kernels/ops_cuda.h"
 
 #define COMBINE_THREADS 128
+#define COMBINE_AHEAD   8 /* ranks that are loaded together */
 
 static __global__ void combine_kernel(const struct combine_args p)
 {
@@ -17,13 +18,23 @@ static __global__ void combine_kernel(const struct combine_args p)
     size_t row = blockIdx.x, i = (size_t)blockIdx.y * COMBINE_THREADS + threadIdx.x;
     if (i >= p.d_model)
         return;
-    float acc = 0.0f;
-#pragma unroll 8
-    for (size_t pair = row * p.n_used; pair < (row + 1) * p.n_used; pair++) {
-        float output = p.outputs[pair * p.d_model + i], mix = p.mix[pair];
-        acc = p.ids[pair] >= 0 ? __fmaf_rn(mix, output, acc) : acc;
+    size_t pair = row * p.n_used, end = pair + p.n_used;
+    float *hidden = p.hidden + row * p.d_model + i, old = *hidden, acc = 0.0f;
+    for (; pair < end; pair += COMBINE_AHEAD) {
+        float output[COMBINE_AHEAD], mix[COMBINE_AHEAD];
+        int32_t id[COMBINE_AHEAD];
+#pragma unroll
+        for (int j = 0; j < COMBINE_AHEAD; j++) {
+            size_t at = min(pair + j, end - 1);
+            output[j] = p.outputs[at * p.d_model + i];
+            mix[j] = p.mix[at];
+            id[j] = pair + j < end ? p.ids[at] : -1;
+        }
+#pragma unroll
+        for (int j = 0; j < COMBINE_AHEAD; j++)
+            acc = id[j] >= 0 ? __fmaf_rn(mix[j], output[j], acc) : acc;
     }
-    p.hidden[row * p.d_model + i] += acc;
+    *hidden = old + acc;
 }
 
 int combine_cuda(const struct combine_args *args, struct exec_stream *s)

@@ -1,6 +1,6 @@
 /* embed.cu - rows of the embedding table as fp32, of any type. Tier 1: the values of dequantise.c, built by weights.h.
  *
- * table [n_vocab][d_model], hidden [n_rows][d_model]. One thread a block of 32 values (plain types: a value a thread). Tokens
+ * table [n_vocab][d_model], hidden [n_rows][d_model]. One thread a block of 32 values (plain types: values in turn). Tokens
  * outside the vocabulary give zeros. The table may lie anywhere that the card reads, at any even address.
  */
 #include <cuda_runtime.h>
@@ -10,6 +10,7 @@
 #include "kernels/weights.h"
 
 #define EMBED_THREADS 64
+#define EMBED_VALUES  512 /* of a block, where a thread takes values */
 
 struct embed_job {
     struct embed_args args;
@@ -62,11 +63,12 @@ template <uint32_t TYPE> static __global__ void embed_plain_kernel(const struct 
     const struct embed_args &p = job.args;
     overlap_wait();
     overlap_announce();
-    size_t i = (size_t)blockIdx.y * EMBED_THREADS + threadIdx.x;
-    if (i >= p.d_model)
-        return;
     const unsigned char *from = embed_row(job);
-    p.hidden[blockIdx.x * p.d_model + i] = from == NULL ? 0.0f : embed_value<TYPE>(from, i);
+    size_t i = (size_t)blockIdx.y * EMBED_VALUES + threadIdx.x;
+#pragma unroll
+    for (int j = 0; j < EMBED_VALUES / EMBED_THREADS; j++, i += EMBED_THREADS)
+        if (i < p.d_model)
+            p.hidden[blockIdx.x * p.d_model + i] = from == NULL ? 0.0f : embed_value<TYPE>(from, i);
 }
 
 template <uint32_t TYPE>
@@ -74,8 +76,8 @@ static int embed_launch(const struct embed_args *args, size_t row_bytes, struct 
 {
     struct embed_job job = {*args, row_bytes};
     constexpr bool plain = TYPE == TENSOR_F32 || TYPE == TENSOR_F16 || TYPE == TENSOR_BF16;
-    size_t n_items = plain ? args->d_model : args->d_model / 32;
-    dim3 grid((unsigned)args->n_rows, (unsigned)((n_items + EMBED_THREADS - 1) / EMBED_THREADS));
+    constexpr size_t block = plain ? EMBED_VALUES : 32 * EMBED_THREADS; /* values */
+    dim3 grid((unsigned)args->n_rows, (unsigned)((args->d_model + block - 1) / block));
     if constexpr (plain)
         launch(embed_plain_kernel<TYPE>, grid, EMBED_THREADS, &job, s);
     else

@@ -62,7 +62,7 @@ static int product_launch(const struct product_args *args, struct exec_stream *s
 
 template <typename W> static int product_of(const struct product_args *args, struct exec_stream *s)
 {
-    const size_t enough = 8 * (size_t)exec_cuda_n_multiprocessors(s); /* warps */
+    const size_t enough = 4 * (size_t)exec_cuda_n_multiprocessors(s); /* warps */
     if (args->n_rows == 1)
         return product_launch<W, 1, 2, 4>(args, s);
     if (args->n_rows == 2)

@@ -512,12 +512,10 @@ static __device__ inline void row_range(const struct row *row, const struct row_
     __syncthreads();
 }
 
-/* Cut number `which` (0 or 1) of the filter: keeps the prefix that row_choose() speaks of. */
+/* Cut number `which` (0 or 1) of the filter: keeps the prefix that ends in the bucket that row_choose() chose. */
 static __device__ inline void row_cut(struct row *row, struct row_filter *f, int which,
-                                      uint32_t highest, uint64_t top_k, float top_p)
+                                      uint32_t highest, struct row_choice choice)
 {
-    uint64_t total;
-    struct row_choice choice = row_choose(row, f, top_k, top_p, &total);
     row_range(row, f, highest, choice.bucket);
     uint32_t low = row->shared->range[0], high = row->shared->range[1];
     uint32_t key = row_last_key(row, f, low, high, &choice);

@@ -121,34 +121,49 @@ static __device__ uint32_t list_draw(const struct row *row, const struct sample_
     return row->shared->found;
 }
 
+/* Draws from all tokens that top_k and top_p leave, wherever they are. */
+static __device__ uint32_t row_draw(const struct row *row, const struct sample_params *p,
+                                    struct row_filter *f)
+{
+    f->masses = true;
+    f->mass_floor = mass_least(p);
+    uint64_t target = mass_target(p, row_total(row, f, SLOT_TOTAL));
+    return row_find(row, f, ROW_NO_KEY, target, SLOT_TOTAL);
+}
+
+/* The same after cutting: from a list, if that holds the tokens in question. */
+static __device__ uint32_t row_cut_draw(struct row *row, const struct sample_params *p,
+                                        struct row_filter *f, bool cuts_k, uint32_t highest,
+                                        struct draw_list *list)
+{
+    uint64_t total;
+    f->masses = !cuts_k;
+    struct row_choice choice = row_choose(row, f, (uint64_t)p->top_k, p->top_p, &total);
+    if (choice.bucket > 0) {
+        row_range(row, f, highest, choice.bucket);
+        uint32_t n = row_collect(row, f, row->shared->range[0], &list->list);
+        if (n <= ROW_LIST)
+            return cluster_rank() == 0 ? list_draw(row, p, f, list, n, cuts_k ? 0 : total)
+                                       : ROW_NOBODY;
+    }
+    row_cut(row, f, cuts_k ? 0 : 1, highest, choice);
+    if (cuts_k && p->top_p < 1.0f) {
+        f->masses = true;
+        choice = row_choose(row, f, 0, p->top_p, &total);
+        row_cut(row, f, 1, highest, choice);
+    }
+    return row_draw(row, p, f);
+}
+
 /* The drawn id, in the block that has it; ROW_NOBODY in the others. */
-static __device__ uint32_t row_draw(struct row *row, const struct sample_params *p,
-                                    uint32_t n_vocab, uint32_t highest, struct draw_list *list)
+static __device__ uint32_t row_sample(struct row *row, const struct sample_params *p,
+                                      uint32_t n_vocab, uint32_t highest, struct draw_list *list)
 {
     struct row_filter f = row_filter_open(sample_logit(highest), p->temperature);
-    bool cuts_k = p->top_k > 0 && (uint32_t)p->top_k < n_vocab, cuts_p = p->top_p < 1.0f;
-    if (cuts_k || cuts_p) {
-        uint64_t total;
-        f.masses = !cuts_k;
-        struct row_choice choice = row_choose(row, &f, (uint64_t)p->top_k, p->top_p, &total);
-        if (choice.bucket > 0) {
-            row_range(row, &f, highest, choice.bucket);
-            uint32_t n = row_collect(row, &f, row->shared->range[0], &list->list);
-            if (n <= ROW_LIST)
-                return cluster_rank() == 0 ? list_draw(row, p, &f, list, n, cuts_k ? 0 : total)
-                                           : ROW_NOBODY;
-        }
-        f.masses = false;
-        if (cuts_k)
-            row_cut(row, &f, 0, highest, (uint64_t)p->top_k, 1.0f);
-        f.masses = true;
-        if (cuts_p)
-            row_cut(row, &f, 1, highest, 0, p->top_p);
-    }
-    f.masses = true;
-    f.mass_floor = mass_least(p);
-    uint64_t target = mass_target(p, row_total(row, &f, SLOT_TOTAL));
-    return row_find(row, &f, ROW_NO_KEY, target, SLOT_TOTAL);
+    bool cuts_k = p->top_k > 0 && (uint32_t)p->top_k < n_vocab;
+    if (cuts_k || p->top_p < 1.0f)
+        return row_cut_draw(row, p, &f, cuts_k, highest, list);
+    return row_draw(row, p, &f);
 }
 
 static __global__ void __launch_bounds__(ROW_THREADS) sample_kernel(const struct sample_args a)
@@ -175,7 +190,7 @@ static __global__ void __launch_bounds__(ROW_THREADS) sample_kernel(const struct
     }
     uint32_t highest = (uint32_t)(best >> 32), id = ROW_NOBODY;
     if (p.temperature > 0.0f && sample_logit(highest) > -INFINITY)
-        id = row_draw(&row, &p, n_vocab, highest, &list);
+        id = row_sample(&row, &p, n_vocab, highest, &list);
     else if (cluster_rank() == 0)
         id = ~(uint32_t)best;
     if (threadIdx.x == 0 && id != ROW_NOBODY)

@@ -28,7 +28,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 1) top_kernel(const struct
         n = row_collect(&row, &f, shared.range[0], &list);
     }
     if (n > ROW_LIST) { /* too many near the last of them */
-        row_cut(&row, &f, 0, highest, a.k, 1.0f);
+        row_cut(&row, &f, 0, highest, choice);
         n = row_collect(&row, &f, ROW_LOWEST, &list);
     }
     if (cluster_rank() == 0) {
