@@ -1,5 +1,5 @@
-/* kernels/copy_async.cuh - rows of bytes from global memory into shared memory by cp.async, from any even address. Internal to
- * *.cu. Shared memory is named by byte offsets into rows_shared.
+/* kernels/copy_async.cuh - bytes from global memory into shared memory by cp.async, from any even address. Internal to *.cu.
+ * Shared memory is named by byte offsets into rows_shared.
  */
 #pragma once
 #include <stdint.h>
@@ -10,12 +10,6 @@ static __device__ __forceinline__ void copy_async16(unsigned to, const void *fro
 {
     const unsigned at = (unsigned)__cvta_generic_to_shared(rows_shared) + to;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
-}
-
-static __device__ __forceinline__ void copy_async4(unsigned to, const void *from)
-{
-    const unsigned at = (unsigned)__cvta_generic_to_shared(rows_shared) + to;
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(from) : "memory");
 }
 
 static __device__ __forceinline__ void copy_commit(void)
@@ -36,44 +30,45 @@ static __device__ __forceinline__ void copy_wait(unsigned left)
         asm volatile("cp.async.wait_group 3;" ::: "memory");
 }
 
-/* `bytes` of a row, a multiple of 16, to a multiple of 16; one warp. */
-static __device__ __forceinline__ void copy_wide(unsigned to, const unsigned char *from,
-                                                 unsigned bytes)
+/* The bytes [from, from + bytes) two by two; all threads. */
+static __device__ __noinline__ void copy_pairs(unsigned to, const unsigned char *from,
+                                               unsigned bytes)
 {
-    const unsigned lane = threadIdx.x % 32;
-    if (((uintptr_t)from & 15) == 0)
-#pragma unroll 2
-        for (unsigned i = 16 * lane; i < bytes; i += 16 * 32)
-            copy_async16(to + i, from + i);
-    else
-#pragma unroll 1
-        for (unsigned i = 2 * lane; i < bytes; i += 2 * 32)
-            *(uint16_t *)(rows_shared + to + i) = *(const uint16_t *)(from + i);
+    for (unsigned i = 2 * threadIdx.x; i < bytes; i += 2 * blockDim.x)
+        *(uint16_t *)(rows_shared + to + i) = *(const uint16_t *)(from + i);
 }
 
-/* `bytes` of a row from an even address: the words that hold them, so that `to` gets the word of the first byte. Of words that
- * reach out of [first, last) only the half inside is read; one warp. */
-static __device__ __forceinline__ void copy_narrow(unsigned to, const unsigned char *from,
-                                                   unsigned bytes, const unsigned char *first,
-                                                   const unsigned char *last)
+/* `bytes` of a matrix [first, last) from an even address to `to`, a multiple of 16, where they keep their place within 16 bytes:
+ * byte 0 goes to to + (from & 15). Nothing outside the matrix is read. All threads. */
+static __device__ __forceinline__ void copy_in_place(unsigned to, const unsigned char *from,
+                                                     unsigned bytes, const unsigned char *first,
+                                                     const unsigned char *last)
 {
-    const unsigned off = (uintptr_t)from & 3, lane = threadIdx.x % 32;
-    const unsigned end = off + bytes;
-    from -= off;
-    if (from >= first && from + end + 2 <= last) {
+    const unsigned off = (uintptr_t)from & 15;
+    const unsigned char *base = from - off;
+    unsigned whole = (off + bytes + 15) & ~15u; /* bytes of words that cp.async may take */
+    if (base < first) {                         /* the matrix begins within a word */
+        copy_pairs(to + off, from, min(16 - off, bytes));
+        to += 16, base += 16, whole -= 16;
+    }
+    if (whole != 0 && base + whole > last) { /* or ends in one */
+        whole -= 16;
+        copy_pairs(to + whole, base + whole, (unsigned)(last - (base + whole)));
+    }
 #pragma unroll 4
-        for (unsigned i = 4 * lane; i < end; i += 4 * 32)
-            copy_async4(to + i, from + i);
+    for (unsigned i = 16 * threadIdx.x; i < whole; i += 16 * blockDim.x)
+        copy_async16(to + i, base + i);
+}
+
+/* The same to `to` itself; fast where `from` is a multiple of 16. `bytes` is one. */
+static __device__ __forceinline__ void copy_aligned(unsigned to, const unsigned char *from,
+                                                    unsigned bytes)
+{
+    if (((uintptr_t)from & 15) != 0) {
+        copy_pairs(to, from, bytes);
         return;
     }
-#pragma unroll 1
-    for (unsigned i = 4 * lane; i < end; i += 4 * 32) {
-        const unsigned char *word = from + i;
-        if (word >= first && word + 4 <= last)
-            copy_async4(to + i, word);
-        else if (word < first)
-            *(uint16_t *)(rows_shared + to + i + 2) = *(const uint16_t *)(word + 2);
-        else
-            *(uint16_t *)(rows_shared + to + i) = *(const uint16_t *)word;
-    }
+#pragma unroll 4
+    for (unsigned i = 16 * threadIdx.x; i < bytes; i += 16 * blockDim.x)
+        copy_async16(to + i, from + i);
 }

@@ -42,8 +42,7 @@ static int form_launch(const struct experts_args *args, enum rows_form form, uin
                        struct exec_stream *s)
 {
     const struct rows_job job = job_of(args, form);
-    const unsigned n_sm = (unsigned)exec_cuda_n_multiprocessors(s);
-    return rows_launch(type, &job, rows_plan_choose(type, &job, n_sm), s);
+    return rows_launch(type, &job, rows_plan_choose(type, &job), s);
 }
 
 int experts_rows_cuda(const struct experts_args *args, struct exec_stream *s)

@@ -14,10 +14,13 @@ enum rows_form { ROWS_PRODUCT, ROWS_GATE_UP, ROWS_GATE, ROWS_UP, ROWS_DOWN };
 
 /* How the work is cut; no choice changes the bits. */
 struct rows_plan {
-    unsigned tile_rows; /* 8, 16, 32, 64 or 128 rows of weights at a time */
-    unsigned units;     /* of 256 weights of each row at a time */
-    unsigned stages;    /* tiles being loaded or computed, at least 2 */
-    unsigned n_compute; /* warps for the integers; the chains have their own */
+    unsigned tile_rows;  /* rows of weights at a time, even */
+    unsigned stages;     /* tiles being loaded or computed: 2 to 5 */
+    unsigned n_compute;  /* warps for the integers; the chains have their own */
+    unsigned together;   /* rows of activations that share a reading of the weights: 1, 2 or 4;
+                           1 for experts */
+    unsigned tiles_each; /* of a block of threads, where all blocks run at once; else as many as it
+                            takes */
 };
 
 struct rows_job {
@@ -35,8 +38,8 @@ struct rows_job {
     uint32_t *heat, *hits; /* where they are counted; else NULL */
 };
 
-/* The plan for a job: from its sizes and the card alone. */
-struct rows_plan rows_plan_choose(uint32_t type, const struct rows_job *job, unsigned n_sm);
+/* The plan for a job: from its sizes alone. */
+struct rows_plan rows_plan_choose(uint32_t type, const struct rows_job *job);
 
 /* Launches; EBB_EUNSUPPORTED where the type has no blocks, the width is none of its, or a row does not fit into shared memory. */
 int rows_launch(uint32_t type, const struct rows_job *job, struct rows_plan plan,
