@@ -79,16 +79,25 @@ class ExactRuns(EbbtideTest):
             stat = self.reserves[key][device]
             full, floor = stat["cache_full_mib"], stat["cache_floor_mib"]
             self.assertEqual(stat["cache_mib"], full, "the probe's cache is not whole")
-            target = {"whole": full, "halved": max(floor, full // 2 // self.segment_mib * self.segment_mib), "floor": floor}[row["cache"]]
+            target = self.target(row, full, floor)
             reserve.append(0 if target == full else stat["free_mib"] + full - target)
             cache.append(target)
         return reserve, cache
 
-    def results(self, row):
+    def target(self, row, full, floor):
+        """MiB of a card's cache."""
+        return {"whole": full, "halved": max(floor, full // 2 // self.segment_mib * self.segment_mib), "floor": floor}[row["cache"]]
+
+    def engine_with_cache(self, row):
+        """The row's engine, its caches brought to their size by the reserves of the start."""
         reserve, cache = self.reserve_for(row)
         engine = self.engine_for(row, reserve)
         stat = engine.stat()
         self.assertEqual([stat[d]["cache_mib"] for d in range(row["cards"])], cache)
+        return engine
+
+    def results(self, row):
+        engine = self.engine_with_cache(row)
         out = {
             "short": engine.ids("short", N_SHORT, SHORT, ignore_eos=1),
             "long": engine.ids("long", N_LONG, self.long_prompt, ignore_eos=1),

@@ -12,9 +12,9 @@ SURE_GAP = 1.0
 class GoldenLogits(EbbtideTest):
     """How far a run's logits are from the golden ones; of any cards."""
 
-    def deltas(self, kernels, cards):
+    def deltas(self, kernels, cards, **flags):
         """For every step of every golden: (case, step, golden gap, same argmax, [|delta| of the five listed logits])."""
-        engine = self.serve(cards, kernels=kernels)
+        engine = self.serve(cards, kernels=kernels, **flags)
         out = []
         for number, case in enumerate(golden()):
             ids = case["prompt_ids"] + case["greedy_ids"][:-1]
@@ -37,11 +37,16 @@ class GoldenLogits(EbbtideTest):
               f"same argmax {agree} of {len(out)}")
         return out
 
+    @staticmethod
+    def wrong(rows):
+        """Another argmax where the golden one is sure: (case, step, golden gap)."""
+        return [row[:3] for row in rows if row[2] >= SURE_GAP and not row[3]]
+
     def check_integer_path(self, kernels, cards):
         rows = self.deltas(kernels, cards)
         every = [d for row in rows for d in row[4]]
         self.assertLessEqual(sum(every) / len(every), MEAN_TOLERANCE)
-        wrong = [row[:3] for row in rows if row[2] >= SURE_GAP and not row[3]]
+        wrong = self.wrong(rows)
         self.assertEqual(wrong, [], "another argmax where the golden gap is at least 1 (case, step, golden gap)")
         return rows
 

@@ -8,6 +8,16 @@ N_ROWS = 6 if QUICK else 14
 
 
 class Exactness(GpuTest, ExactRuns):
+    def engine_with_cache(self, row):
+        """By commands: of what a step needs on a GPU a plan knows no more than an upper bound, and near the floor that would cost
+        rows of a chunk."""
+        engine = self.engine_for(row, 0)
+        for device, card in engine.stat().items():
+            target = self.target(row, card["cache_full_mib"], card["cache_floor_mib"])
+            receipt = engine.vram(f"VRAM {card['free_mib'] + card['cache_mib'] - target} {device}")[device]
+            self.assertEqual(receipt["cache_mib"], target, receipt.raw)
+        return engine
+
     def test_every_pair_of_settings_gives_the_same_ids(self):
         axes = {"cards": (1, 2, 3, 4), "chunk": (16, 64, 512), "cache": ("whole", "halved", "floor"), "link": links_here()}
         if links_here() == (None,):
