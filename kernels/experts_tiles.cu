@@ -158,7 +158,8 @@ static __global__ void __launch_bounds__(PLAN_THREADS)
     }
 }
 
-/* Where the tile's rows of activations begin: in launch 2 rows of a, in launch 3 hidden ones; what it lacks is the last again. */
+/* Where the tile's rows of activations begin: in launch 2 rows of a, in launch 3 hidden ones; what it lacks is the last
+ * again. */
 template <typename at, bool HIDDEN>
 static __device__ __forceinline__ void
 rows_find(uint8_t *shared, const struct experts_tiles_job *job, const struct experts_tile *tile)
@@ -188,8 +189,9 @@ weights_find(const struct experts_tiles_job *job, const struct experts_tile *til
     return {{down, down}, n, last};
 }
 
-/* Block `block` of a hidden row out of 32 values of which each of eight lanes has four: rule 1, as quantize.cuh has it. x * id is
- * at most 127 and a bit, so rounding needs no clamp. All lanes of a warp call; only those with `store` set write. */
+/* Block `block` of a hidden row out of 32 values of which each of eight lanes has four: rule 1, as quantize.cuh has it.
+ * x * id is at most 127 and a bit, so rounding needs no clamp. All lanes of a warp call; only those with `store` set
+ * write. */
 static __device__ __forceinline__ void hidden_quantize(float4 v, uint8_t *row, size_t n,
                                                        size_t block, bool store)
 {

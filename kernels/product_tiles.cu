@@ -96,8 +96,8 @@ static int product_launch(const struct product_args *args, struct exec_stream *s
     return exec_cuda_launched(s);
 }
 
-/* Large tiles share what is unpacked with more rows; small ones where large ones would leave multiprocessors without work. What
- * every card has room for comes last. */
+/* Large tiles share what is unpacked with more rows; small ones where large ones would leave multiprocessors without
+ * work. What every card has room for comes last. */
 template <int KIND> static int product_size(const struct product_args *args, struct exec_stream *s)
 {
     const size_t n_tiles = (args->n_out + 127) / 128 * ((args->n_rows + 63) / 64);

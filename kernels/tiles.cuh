@@ -25,8 +25,9 @@
 #define TILES_RAW_SLACK                                                                            \
     18 /* bytes about a raw row: its misalignment, and words read past its end */
 
-/* The form of a tile, and where things lie in a block's shared memory; raw weights from RAW on. DEPTH 0: a step's weights are
- * unpacked, then multiplied. 1: they are unpacked a step before, into the other of two buffers. 2: so, and copies run further ahead. */
+/* The form of a tile, and where things lie in a block's shared memory; raw weights from RAW on. DEPTH 0: a step's
+ * weights are unpacked, then multiplied. 1: they are unpacked a step before, into the other of two buffers. 2: so, and
+ * copies run further ahead. */
 template <int KIND_, int OUT_WARPS_, int ROW_WARPS_, int DEPTH_> struct tiles_shared {
     static constexpr int KIND = KIND_;
     static constexpr bool AHEAD = DEPTH_ > 0;
@@ -82,8 +83,9 @@ struct tiles_shape {
     uint32_t d_at, sx_at, half_at; /* the parts of a row of activations */
 };
 
-/* A tile's rows of weights: OUTS rows of one matrix from first[0], or (SPLIT) sixteen from first[0], sixteen from first[1], the next
- * sixteen of the one, and so on. The tile's rows beyond n of each matrix are not read, and compute to unused numbers. */
+/* A tile's rows of weights: OUTS rows of one matrix from first[0], or (SPLIT) sixteen from first[0], sixteen from
+ * first[1], the next sixteen of the one, and so on. The tile's rows beyond n of each matrix are not read, and compute
+ * to unused numbers. */
 struct tiles_weights {
     const uint8_t *first[2];
     unsigned n;
@@ -167,7 +169,8 @@ static __device__ __forceinline__ uint32_t piece_offset(const struct tiles_rows 
     return (piece >> rows->repeats) * rows->piece_bytes;
 }
 
-/* Begins the copies of a piece of all weight rows. Nothing past a matrix is read; before it, what shares its first 16 bytes. A thread's rows lie multiples of 8 rows apart, so all are as far from 16 bytes as the first. */
+/* Begins the copies of a piece of all weight rows. Nothing past a matrix is read; before it, what shares its first 16
+ * bytes. A thread's rows lie multiples of 8 rows apart, so all are as far from 16 bytes as the first. */
 template <typename at, bool SPLIT>
 static __device__ __forceinline__ void raw_load(uint8_t *shared, const struct tiles_shape *s,
                                                 const struct tiles_weights *w, unsigned piece)
@@ -252,8 +255,8 @@ static __device__ __forceinline__ void scales_store(float *to, const struct tile
         *(float4 *)(to + 4) = make_float4(s->b, s->m0, s->m1, 0.0f);
 }
 
-/* Unpacks a step of the weight rows of s->rows[which]. A thread's rows lie a multiple of 8 apart: misplaced, by the low four bits of
- * the first's address, is good for all. WHOLE: every row of the piece begins on 4 bytes. */
+/* Unpacks a step of the weight rows of s->rows[which]. A thread's rows lie a multiple of 8 apart: misplaced, by the low
+ * four bits of the first's address, is good for all. WHOLE: every row of the piece begins on 4 bytes. */
 template <typename at, uint32_t TYPE, bool WHOLE>
 static __device__ __forceinline__ void rows_unpack(uint8_t *shared, const struct tiles_shape *s,
                                                    unsigned misplaced, unsigned step,
@@ -482,9 +485,9 @@ static __device__ __forceinline__ void types_unpack(uint8_t *shared, const struc
         step_unpack<at, false>(shared, s, misplaced, step, 1);
 }
 
-/* The whole of k for one tile; X_ROWS is filled (and seen) before, its first n_groups * 8 are read. Ends without a barrier.
- * Every step commits two groups of copies, the next activations and then perhaps raw weights, so that waiting for all but one
- * group leaves the latest weights on their way. */
+/* The whole of k for one tile; X_ROWS is filled (and seen) before, its first n_groups * 8 are read. Ends without a
+ * barrier. Every step commits two groups of copies, the next activations and then perhaps raw weights, so that waiting
+ * for all but one group leaves the latest weights on their way. */
 template <typename at, bool SPLIT>
 static __device__ __forceinline__ void
 tile_multiply(uint8_t *shared, const struct tiles_shape *s, const struct tiles_weights *w,

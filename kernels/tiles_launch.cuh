@@ -36,9 +36,9 @@ static inline size_t tiles_blocks_fit(size_t bytes)
     return tiles_device_limit(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / (bytes + 1024);
 }
 
-/* Fills s for a launch of `kernel` whose tiles have the form `at`, and lets the kernel have the shared memory that it takes; the
- * bytes of it. 0 where this card has too little, or, ahead, where fewer than n_fit blocks would fit a multiprocessor. Not ahead, a second slot
- * for raw weights is given up if more blocks fit without it. */
+/* Fills s for a launch of `kernel` whose tiles have the form `at`, and lets the kernel have the shared memory that it
+ * takes; the bytes of it. 0 where this card has too little, or, ahead, where fewer than n_fit blocks would fit a
+ * multiprocessor. Not ahead, a second slot for raw weights is given up if more blocks fit without it. */
 template <typename at>
 static inline size_t tiles_prepare(const void *kernel, struct tiles_shape *s, uint32_t type,
                                    uint32_t odd_type, size_t n_in, size_t n_fit)

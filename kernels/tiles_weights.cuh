@@ -19,8 +19,8 @@ enum tiles_kind { TILES_PLAIN, TILES_MINIMA, TILES_FOLDED, TILES_FOLDED_MINIMA, 
 #define TILES_STEP        128
 #define TILES_STEP_BLOCKS 4
 
-/* Integer sums come out of the tensor cores with this added: their bits are then those of the float 1.5 * 2^23 + sum, and one
- * exact subtraction makes them floats. Good for |sum| < 2^22; a chain block has at most 32 * 128 * 127. */
+/* Integer sums come out of the tensor cores with this added: their bits are then those of the float 1.5 * 2^23 + sum,
+ * and one exact subtraction makes them floats. Good for |sum| < 2^22; a chain block has at most 32 * 128 * 127. */
 #define TILES_MAGIC      12582912.0f
 #define TILES_MAGIC_BITS 0x4b400000
 
@@ -226,8 +226,8 @@ static __device__ __forceinline__ struct tiles_scales scales_load(struct tiles_r
     return s;
 }
 
-/* Half h of the blocks at r: words sub and sub + 4 of chain block k to words[2 * k] and words[2 * k + 1], and the scales of chain
- * block `sub` of the step. Blocks of 32 have no halves; r begins at the step's first. */
+/* Half h of the blocks at r: words sub and sub + 4 of chain block k to words[2 * k] and words[2 * k + 1], and the
+ * scales of chain block `sub` of the step. Blocks of 32 have no halves; r begins at the step's first. */
 template <uint32_t TYPE, bool WHOLE>
 static __device__ __forceinline__ struct tiles_scales
 unpack_step(struct tiles_raw<WHOLE> r, unsigned h, unsigned sub, uint32_t words[8])
