@@ -146,10 +146,11 @@ static void figures_say(const struct run *r, struct console *console)
         (void)snprintf(hits, sizeof hits, ", expert hits %.1f %%",
                        100.0 * (double)r->hits / (double)r->lookups);
     console_say(console, CONSOLE_WARN,
-                "%" PRIu64 " prompt tokens%s, %" PRIu64 " generated%s%s, %" PRIu64 " card%s",
+                "%" PRIu64 " prompt tokens%s, %" PRIu64 " generated%s%s, %" PRIu64 " card%s%s%s%s",
                 r->n_prompt_tokens, rate_of(r->n_prompt_tokens - r->n_reused, r->prefill_ms).text,
                 r->n_generated, rate_of(n_decoded, r->decode_ms).text, hits, r->n_cards,
-                r->n_cards == 1 ? "" : "s");
+                r->n_cards == 1 ? "" : "s", r->s->cards_auto ? " (auto: " : "", r->s->auto_cards,
+                r->s->cards_auto ? ")" : "");
 }
 
 /* The one source of the prompt: false with what is wrong in err. */

@@ -11,6 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "runtime/cmd_client.h"
+#include "runtime/cuda_cards.h"
 #include "runtime/nearest.h"
 
 #define PATH_BYTES_MAX 4096
@@ -98,15 +100,27 @@ bool command_has_group(const struct command *c, const char *group)
     return false;
 }
 
+void command_cards_say(const struct settings *s, bool always)
+{
+    static const enum console_level levels[] = {
+        [AUTO_QUIET] = CONSOLE_DEBUG, [AUTO_CHOSEN] = CONSOLE_INFO, [AUTO_WARNING] = CONSOLE_WARN};
+    struct console console;
+    console_open(&console, s->log_level);
+    console_say(&console, always ? CONSOLE_ERROR : levels[s->auto_level], "--cards auto: %s%s%s%s",
+                s->auto_cards, s->auto_why[0] != '\0' ? " (" : "", s->auto_why,
+                s->auto_why[0] != '\0' ? ")" : "");
+}
+
 bool command_settings(const struct command *c, struct settings *s, int argc, char **argv,
                       char **bare, size_t *n_bare, int *status)
 {
     struct error err = {0};
     size_t n_groups = 0;
-    int code;
+    int code = settings_default(s);
     while (c->groups[n_groups] != NULL)
         n_groups++;
-    if (settings_default(s) != 0)
+    s->cards_choose = command_has_group(c, "engine") ? cuda_cards_choose : NULL;
+    if (code != 0)
         code = error_set(&err, EBB_ENOMEM, "no memory for the settings");
     else
         code = settings_parse_groups(s, c->groups, n_groups, argc, argv, bare, n_bare, &err);
@@ -123,6 +137,8 @@ bool command_settings(const struct command *c, struct settings *s, int argc, cha
     } else if (code != 0) {
         *status = command_misused(c, err.text);
     }
+    if (code == 0 && s->auto_cards[0] != '\0')
+        command_cards_say(s, false);
     return code == 0;
 }
 

@@ -24,6 +24,8 @@ int command_main(int argc, char **argv);
 
 const struct command *command_table(size_t *n);
 bool command_has_group(const struct command *c, const char *group);
+/* One line on stderr: what --cards auto chose and why; only as loud as that is, or always. */
+void command_cards_say(const struct settings *s, bool always);
 const struct command *command_find(const char *name); /* NULL: none of the table */
 
 /* Runs ebbtide-<name> in place of this process; argv[0] is replaced. Returns only if there is none. */

@@ -11,7 +11,7 @@
 
 const struct config_card_key config_card_keys[CONFIG_CARD_KEYS] = {
     [CONFIG_CARD_NAME] = {"card", "a card such as cpu:0", "which card: cpu:0, cuda:1, cpu:0@host",
-                          true, "cpu:0"},
+                          true, "cuda:0"},
     [CONFIG_CARD_HOST] = {"host", "a host such as box.local", "where it is, as in cpu:0@host", true,
                           "box.local"},
     [CONFIG_CARD_VRAM] = {"vram_mib", "a whole number, 0..1073741824",

@@ -16,12 +16,12 @@ static bool is_plain(const char *value)
 
 static void print_cards(FILE *out)
 {
-    fputs("cards:\n", out);
+    fputs("cards: auto\n# or one by one, each with keys of its own:\n# cards:\n", out);
     for (int i = 0; i < CONFIG_CARD_KEYS; i++) {
         const struct config_card_key *key = &config_card_keys[i];
         char pair[96];
-        (void)snprintf(pair, sizeof pair, "%s%s: %s", i == 0 ? "- " : "# ", key->key, key->sample);
-        fprintf(out, "  %s%-34s # %s\n", i == 0 ? "" : "  ", pair, key->help);
+        (void)snprintf(pair, sizeof pair, "%s%s: %s", i == 0 ? "- " : "  ", key->key, key->sample);
+        fprintf(out, "#   %-36s # %s\n", pair, key->help);
     }
 }
 

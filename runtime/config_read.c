@@ -286,6 +286,7 @@ static int read_cards(struct reader *r, struct draft *d)
         return refuse(r, EBB_EINVAL, line, "cards", "expected a card at least, got an empty list");
     memcpy(d->s->cards, cards, sizeof cards);
     d->s->n_cards = n;
+    d->s->cards_auto = false;
     for (size_t i = 0; i < n; i++) {
         d->own_vram[i] = own[i].has_vram;
         d->own_reserve[i] = own[i].has_reserve;

@@ -1,11 +1,9 @@
 /* runtime/doctor.c - the checks that concern this program: its directory, its parts, its cards, its model (see doctor.h).
  *
- * What concerns the machine alone is in doctor_machine.c. Whether a CUDA card can be used is told from the driver's files
- * and from whether its library is found; nothing of it is started.
+ * What concerns the machine alone is in doctor_machine.c, its GPUs in doctor_gpu.c.
  */
 #include "runtime/doctor.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -29,14 +27,6 @@ void finding_set(struct finding *f, enum finding_level level, const char *fix, c
     (void)vsnprintf(f->text, sizeof f->text, format, args);
     va_end(args);
     (void)snprintf(f->fix, sizeof f->fix, "%s", fix != NULL ? fix : "");
-}
-
-static bool wants_kind(const struct settings *s, enum card_kind kind)
-{
-    for (size_t i = 0; i < s->n_cards; i++)
-        if (s->cards[i].kind == kind && s->cards[i].host[0] == '\0')
-            return true;
-    return false;
 }
 
 static void look_directory(const struct settings *s, struct finding *f)
@@ -80,7 +70,7 @@ static void look_parts(const struct settings *s, struct finding *f)
     bool fails = false;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         bool is_cuda = strstr(parts[i], "cuda") != NULL;
-        if (part_is_there(parts[i]) || (is_cuda && !wants_kind(s, CARD_CUDA)))
+        if (part_is_there(parts[i]) || (is_cuda && !doctor_wants_cuda(s)))
             continue;
         fails = fails || i < 2;
         (void)snprintf(missing + strlen(missing), sizeof missing - strlen(missing), " %s",
@@ -95,38 +85,6 @@ static void look_parts(const struct settings *s, struct finding *f)
                     "the stage's program and the tools stand beside this one (libyaml %s, Jansson "
                     "%s)",
                     yaml_get_version_string(), jansson_version_str());
-}
-
-static void look_driver(const struct settings *s, struct finding *f)
-{
-    enum finding_level lacking = wants_kind(s, CARD_CUDA) ? FINDING_FAILS : FINDING_OK;
-    char line[160] = "";
-    FILE *file = fopen("/proc/driver/nvidia/version", "re");
-    if (file != NULL && fgets(line, sizeof line, file) == NULL)
-        line[0] = '\0';
-    if (file != NULL)
-        (void)fclose(file);
-    line[strcspn(line, "\n")] = '\0';
-    void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
-    if (library != NULL)
-        (void)dlclose(library);
-    if (file == NULL && library == NULL)
-        finding_set(f, lacking, lacking == FINDING_OK ? NULL : "install the NVIDIA driver",
-                    "no NVIDIA driver: CPU cards only");
-    else if (file == NULL || library == NULL)
-        finding_set(f, lacking == FINDING_OK ? FINDING_MIND : lacking,
-                    file == NULL ? "load the kernel module (modprobe nvidia), or pass the device "
-                                   "into the container"
-                                 : "install the driver's user library, or start the container "
-                                   "with --gpus",
-                    "half of an NVIDIA driver: %s",
-                    file == NULL ? "libcuda.so.1 without the kernel module"
-                                 : "the kernel module without libcuda.so.1");
-    else if (access("/dev/nvidiactl", R_OK | W_OK) != 0)
-        finding_set(f, lacking == FINDING_OK ? FINDING_MIND : lacking,
-                    "join the group that owns /dev/nvidia*", "/dev/nvidiactl: %s", strerror(errno));
-    else
-        finding_set(f, FINDING_OK, NULL, "%.150s", line);
 }
 
 static uint64_t file_bytes(const char *path)
@@ -212,7 +170,9 @@ const struct doctor_check doctor_checks[] = {
     {"open files", doctor_limits},
     {"directory", look_directory},
     {"programs", look_parts},
-    {"CUDA driver", look_driver},
+    {"cards", doctor_cards},
+    {"CUDA driver", doctor_cuda_driver},
+    {"CUDA cards", doctor_cuda_cards},
     {"model", look_model},
     {"plan", look_plan},
 };

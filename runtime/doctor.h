@@ -10,7 +10,7 @@ enum finding_level { FINDING_OK, FINDING_MIND, FINDING_FAILS };
 
 struct finding {
     enum finding_level level;
-    char text[400];
+    char text[1200];
     char fix[320]; /* "" : nothing to do */
 };
 
@@ -25,6 +25,12 @@ extern const size_t n_doctor_checks;
 /* Sets level, text and fix; fix may be NULL. */
 __attribute__((format(printf, 4, 5))) void finding_set(struct finding *f, enum finding_level level,
                                                        const char *fix, const char *format, ...);
+
+/* doctor_gpu.c */
+bool doctor_wants_cuda(const struct settings *s); /* of this host */
+void doctor_cards(const struct settings *s, struct finding *f);
+void doctor_cuda_driver(const struct settings *s, struct finding *f);
+void doctor_cuda_cards(const struct settings *s, struct finding *f);
 
 /* doctor_machine.c */
 void doctor_processor(const struct settings *s, struct finding *f);

@@ -185,8 +185,9 @@ void doctor_memlock(const struct settings *s, struct finding *f)
     bool low = limit_is_below(RLIMIT_MEMLOCK, UINT64_MAX, &soft, &endless);
     if (low && cuda)
         finding_set(f, FINDING_MIND, "ulimit -l unlimited, or LimitMEMLOCK=infinity in the unit",
-                    "%" PRIu64 " MiB may be locked; CUDA cards read experts that miss from locked "
-                    "memory, without it they are copied first",
+                    "%" PRIu64
+                    " MiB may be locked; the driver locks the model file's pages for CUDA "
+                    "cards, which read experts that miss from there, and may hold to it",
                     soft / MIB);
     else if (endless)
         finding_set(f, FINDING_OK, NULL, "without a limit");

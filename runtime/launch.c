@@ -54,8 +54,7 @@ void card_label(const struct card_setting *card, char *label, size_t capacity)
                    card->ordinal, card->host[0] != '\0' ? "@" : "", card->host);
 }
 
-static int executable_find(const struct card_setting *card, char *path, size_t capacity,
-                           struct error *err)
+int launch_program(const struct card_setting *card, char *path, size_t capacity, struct error *err)
 {
     char self[PATH_MAX];
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
@@ -68,9 +67,10 @@ static int executable_find(const struct card_setting *card, char *path, size_t c
     (void)snprintf(path, capacity, "%s/ebbtide-stage-%s", self,
                    card->kind == CARD_CUDA ? "cuda" : "cpu");
     if (card->host[0] == '\0' && access(path, X_OK) != 0)
-        return error_set(
-            err, EBB_ENOENT,
-            "%s: not found or not executable: the stage's program stands beside this one", path);
+        return error_set(err, EBB_ENOENT,
+                         "%s: not found or not executable: the stage's program stands beside this "
+                         "one%s",
+                         path, card->kind == CARD_CUDA ? " where it was built with nvcc" : "");
     return 0;
 }
 
@@ -178,7 +178,7 @@ int launch_open(struct launch *l, const struct settings *s, const struct card_se
         code = error_set(err, EBB_EINVAL,
                          "launch: an empty template; wanted a command such as \"{stage}\"");
     if (code == 0 && strstr(template, "{stage}") != NULL)
-        code = executable_find(card, w.path, sizeof w.path, err);
+        code = launch_program(card, w.path, sizeof w.path, err);
     words_fill(&w, s, card, vram_mib);
     if (code == 0 && strcmp(template, "{stage}") == 0)
         words_lay_out(l, &t, &w);

@@ -20,5 +20,8 @@ int launch_open(struct launch *l, const struct settings *s, const struct card_se
                 uint64_t vram_mib, struct error *err);
 void launch_close(struct launch *l);
 
+/* The program of a card's stage beside this one. EBB_ENOENT: a card of this host without it. */
+int launch_program(const struct card_setting *card, char *path, size_t capacity, struct error *err);
+
 /* "cpu:0", "cuda:1@host". */
 void card_label(const struct card_setting *card, char *label, size_t capacity);

@@ -23,6 +23,8 @@ static int cards_fill(struct plan_report *r, struct error *err)
     for (size_t i = 0; i < r->n_cards; i++) {
         const struct card_setting *card = &r->s->cards[i];
         uint64_t mib = sizing_vram_mib(r->s, card, available);
+        if (mib == 0)
+            mib = card->seen_mib;
         if (mib == 0 && card->kind == CARD_CPU && card->host[0] == '\0')
             mib = half_of_memory_mib();
         plan_card(&r->cards[i], card, mib, card->reserve_mib);

@@ -20,17 +20,32 @@ struct card_setting {
     char host[128];       /* "" = this host; from cpu:0@host */
     uint64_t vram_mib;    /* capacity that may be used, 0 = the driver's default */
     uint64_t reserve_mib; /* the start's reserve */
+    uint64_t seen_mib;    /* free on it when auto chose it; 0 = not looked at */
     char launch[256];     /* its own launch template; "" = the run's */
     char pin[256];        /* where its threads keep to (protocol/pin.h); "" = the run's */
 };
 
 enum on_eof { ON_EOF_FINISH, ON_EOF_CANCEL };
 
+/* How loud the choice of `--cards auto` is told. */
+enum auto_level {
+    AUTO_QUIET,   /* CPU cards, as on any machine without a GPU */
+    AUTO_CHOSEN,  /* CUDA cards */
+    AUTO_WARNING, /* CPU cards, though there is a GPU or something is broken */
+};
+
 struct settings {
     char *model; /* --model FILE */
     struct card_setting cards[CARDS_MAX];
-    size_t n_cards; /* --cards cpu:0,cpu:1 ; default cpu:0 */
-    char *split;    /* --split 0-3,4-7 | auto */
+    size_t n_cards; /* --cards cpu:0,cpu:1 ; default auto */
+    bool cards_auto;
+    /* Chooses the cards of auto into s->cards, once, when everything else was read; NULL: cpu:0. Set it between
+     * settings_default() and the parsing. */
+    void (*cards_choose)(struct settings *s);
+    char auto_cards[256],
+        auto_why[320]; /* what it chose, and why where that needs a reason; else "" */
+    enum auto_level auto_level;
+    char *split; /* --split 0-3,4-7 | auto */
     uint64_t
         segment_mib; /* --segment-mib, 0 = chosen: 512, or less where a card cannot hold the floor with that */
     uint32_t context;   /* --context: positions of one sequence, 0 = the model's, at most 8192 */

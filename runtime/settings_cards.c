@@ -92,7 +92,7 @@ int card_add(struct card_setting *cards, size_t *n, const char *card, size_t n_b
     (void)snprintf(text, sizeof text, "%.*s", shown, card);
     if (n_bytes >= sizeof text || card_parse(&cards[*n], text) != 0)
         return error_set(err, EBB_EINVAL,
-                         "wanted a list like cpu:0,cpu:1,cuda:0,cpu:0@host "
+                         "wanted auto or a list like cpu:0,cpu:1,cuda:0,cpu:0@host "
                          "(numbers up to %d), got '%.*s' as card %zu",
                          ORDINAL_MAX, shown, card, *n);
     for (size_t i = 0; i < *n; i++)
@@ -107,9 +107,10 @@ int card_add(struct card_setting *cards, size_t *n, const char *card, size_t n_b
 /* Replaces the cards of s; on failure they stay as they were. */
 int cards_parse(struct settings *s, const char *list, struct error *err)
 {
-    struct card_setting cards[CARDS_MAX];
+    struct card_setting cards[CARDS_MAX] = {0};
     size_t n_cards = 0;
-    for (const char *cursor = list;; cursor++) {
+    s->cards_auto = strcmp(list, "auto") == 0;
+    for (const char *cursor = s->cards_auto ? "cpu:0" : list;; cursor++) {
         size_t n_bytes = strcspn(cursor, ",");
         int code = card_add(cards, &n_cards, cursor, n_bytes, err);
         if (code != 0)

@@ -27,8 +27,9 @@ const struct setting settings_table[] = {
      .group = "engine",
      .type = SETTING_CARDS,
      .value_name = "LIST",
-     .default_value = "cpu:0",
-     .help = "the cards of the run, in layer order: cpu:0,cpu:1, cuda:0, cpu:0@host"},
+     .default_value = "auto",
+     .help = "the cards of the run, in layer order: cpu:0,cpu:1, cuda:0, cpu:0@host; auto: every "
+             "CUDA card here, else cpu:0"},
     {.key = "split",
      .group = "engine",
      .type = SETTING_TEXT,

@@ -48,7 +48,7 @@ void setting_wanted(const struct setting *row, char *text, size_t capacity)
     case SETTING_CHOICE:
     case SETTING_CHOICE_INDEX: (void)snprintf(text, capacity, "one of %s", range); break;
     case SETTING_BOOL: (void)snprintf(text, capacity, "true or false"); break;
-    case SETTING_CARDS: (void)snprintf(text, capacity, "a list of cards"); break;
+    case SETTING_CARDS: (void)snprintf(text, capacity, "auto or a list of cards"); break;
     case SETTING_TEXT: (void)snprintf(text, capacity, "text (%s)", row->value_name); break;
     }
 }
@@ -282,6 +282,8 @@ static bool reserve_place(const struct card_memory *memory, size_t card, uint64_
 
 int draft_settle(struct draft *d, struct error *err)
 {
+    if (d->s->cards_auto && d->s->cards_choose != NULL)
+        d->s->cards_choose(d->s);
     int code = lists_check(d, err);
     if (code != 0)
         return code;

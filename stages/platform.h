@@ -13,12 +13,24 @@ struct platform_card {
     const char *name_space;  /* of CPU cards' shared account; NULL = default */
 };
 
+/* A card of this machine, as `--list` tells it. */
+struct platform_listed {
+    int device;
+    char name[256], uuid[64];
+    char compute[16]; /* compute capability, as 9.0; "" where there is no such thing */
+    uint64_t total_bytes, free_bytes;
+    char why[256]; /* what hinders its use; "" : it can be used */
+};
+#define PLATFORM_LISTED_MAX 64
+
 struct platform {
     const char *kind;    /* "cpu" | "cuda" */
     const char *program; /* "ebbtide-stage-cpu" */
     int (*memory_open)(struct vmm_driver *d, const struct platform_card *card, struct error *err);
     int (*describe)(const struct platform_card *card, char *name, size_t name_max, char *uuid,
                     size_t uuid_max, struct error *err);
+    /* The machine's cards by number, at most PLATFORM_LISTED_MAX; opens none. An error: there are none, and why. NULL: nobody asks. */
+    int (*list)(struct platform_listed *cards, size_t *n, struct error *err);
     /* The processors that its threads may use, for `pin`; NULL: its threads are not placed. */
     int (*processors)(struct processor *all, size_t max, size_t *n, struct error *err);
     bool

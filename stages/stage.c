@@ -251,10 +251,12 @@ static void usage(FILE *out, const struct platform *p)
     (void)fprintf(
         out,
         "%s - one card of an ebbtide run; usually started by ebbtide\n\n"
-        "usage: %s [--device N] [--vram-mib N] [--namespace NAME]\n\n"
+        "usage: %s [--device N] [--vram-mib N] [--namespace NAME]\n"
+        "       %s --list\n\n"
         "  --device N        the card's number (default 0; %s:N is accepted)\n"
         "  --vram-mib N      memory of the card that may be used (default: the driver's)\n"
         "  --namespace NAME  CPU cards of one namespace share their account (default: default)\n"
+        "  --list            this machine's cards, a line each, and the end\n"
         "  --version, --help\n\n"
         "Reads lines on stdin, answers on stdout, logs on stderr. By hand:\n"
         "  LOAD model=model.gguf     answers HELD: all memory is made\n"
@@ -262,8 +264,9 @@ static void usage(FILE *out, const struct platform *p)
         "  ROWS epoch=0 step=1 seq=0 pos=0 ids=1,2,3 want=last\n"
         "  STEP epoch=0 step=1 rows=3  answers TOK and RAN\n"
         "  VRAM 100, STAT, LEDGER, PING x, QUIT\n\n"
-        "exit status: 0 ended as asked, 1 the card or its driver failed, 2 bad usage\n",
-        p->program, p->program, p->kind);
+        "exit status: 0 ended as asked, 1 the card or its driver failed or there is none, 2 bad "
+        "usage\n",
+        p->program, p->program, p->program, p->kind);
 }
 
 static int number_option(const char *text, const char *name, uint64_t max, uint64_t *value)
@@ -274,17 +277,57 @@ static int number_option(const char *text, const char *name, uint64_t max, uint6
     return EBB_EINVAL;
 }
 
-/* 0 = go on, 1 = done, < 0 = bad usage. */
+static void card_line(const struct platform_listed *card)
+{
+    char line[2048];
+    struct line_writer w;
+    line_begin(&w, line, sizeof line, "CARD");
+    line_u64(&w, "device", (uint64_t)card->device);
+    line_text(&w, "name", card->name, strlen(card->name));
+    line_text(&w, "uuid", card->uuid, strlen(card->uuid));
+    if (card->compute[0] != '\0')
+        line_key(&w, "compute", card->compute);
+    line_u64(&w, "total_mib", card->total_bytes / MIB);
+    line_u64(&w, "free_mib", card->free_bytes / MIB);
+    line_u64(&w, "usable", card->why[0] == '\0');
+    if (card->why[0] != '\0')
+        line_text(&w, "why", card->why, strlen(card->why));
+    if (line_end(&w) > 0)
+        (void)fputs(line, stdout);
+}
+
+/* The exit status. */
+static int cards_list(const struct platform *p)
+{
+    struct platform_listed *cards = calloc(PLATFORM_LISTED_MAX, sizeof *cards);
+    struct error err = {0};
+    size_t n = 0;
+    int code;
+    if (cards == NULL || p->list == NULL)
+        code = error_set(&err, EBB_EUNSUPPORTED, "cannot list cards");
+    else
+        code = p->list(cards, &n, &err);
+    for (size_t i = 0; code == 0 && i < n; i++)
+        card_line(&cards[i]);
+    if (code != 0)
+        stage_log("%s: %s", p->program, err.text);
+    free(cards);
+    return code == 0 && fflush(stdout) == 0 ? 0 : 1;
+}
+
+/* 0 = go on, 1 = done, 2 = the cards are wanted, < 0 = bad usage. */
 static int options_read(struct stage *s, int argc, char **argv)
 {
     static const struct option options[] = {{"device", required_argument, NULL, 'd'},
                                             {"vram-mib", required_argument, NULL, 'v'},
                                             {"namespace", required_argument, NULL, 'n'},
+                                            {"list", no_argument, NULL, 'l'},
                                             {"version", no_argument, NULL, 'V'},
                                             {"help", no_argument, NULL, 'h'},
                                             {0}};
     size_t kind_bytes = strlen(s->platform->kind);
     int c, rc = 0;
+    bool list = false;
     while (rc == 0 && (c = getopt_long(argc, argv, "h", options, NULL)) != -1) {
         uint64_t value = 0;
         if (c == 'd') {
@@ -297,6 +340,8 @@ static int options_read(struct stage *s, int argc, char **argv)
             s->card_setting.capacity_bytes = value * MIB;
         } else if (c == 'n') {
             s->card_setting.name_space = optarg;
+        } else if (c == 'l') {
+            list = true;
         } else if (c == 'V') {
             (void)printf("%s %s\n", s->platform->program, EBBTIDE_VERSION);
             return 1;
@@ -309,7 +354,7 @@ static int options_read(struct stage *s, int argc, char **argv)
         stage_log("%s: no arguments wanted, got %s", s->platform->program, argv[optind]);
         rc = EBB_EINVAL;
     }
-    return rc;
+    return rc == 0 && list ? 2 : rc;
 }
 
 /* The protocol keeps its descriptor to itself; whatever a library prints goes to the log. */
@@ -345,7 +390,7 @@ int stage_main(const struct platform *platform, int argc, char **argv)
     int rc = options_read(s, argc, argv);
     if (rc != 0) {
         free(s);
-        return rc > 0 ? 0 : 2;
+        return rc == 2 ? cards_list(platform) : rc > 0 ? 0 : 2;
     }
     rc = stage_open(s, &err);
     if (rc == 0)

@@ -58,14 +58,24 @@ int vmm_driver_host_open(struct vmm_driver *d, const struct vmm_host_settings *s
                          struct error *err);
 
 /* A CUDA card, `device` as the driver counts, its primary context made; capacity_bytes 0 = the whole card, else this
- * process behaves as if the card had no more. In programs linked with the room's CUDA half. EBB_EDRIVER: no driver, no
- * such card; EBB_EUNSUPPORTED: the card has no virtual memory management. */
+ * process behaves as if the card had no more. In programs linked with the room's CUDA half. EBB_EDRIVER: no driver;
+ * EBB_ENOENT: no such card; EBB_EUNSUPPORTED: the card has no virtual memory management, or no kernels are made for it. */
 struct vmm_cuda_settings {
     int device;
     uint64_t capacity_bytes;
 };
 int vmm_driver_cuda_open(struct vmm_driver *d, const struct vmm_cuda_settings *settings,
                          struct error *err);
-/* The card's name and UUID ("GPU-…", as nvidia-smi prints it). */
-int vmm_cuda_describe(int device, char *name, size_t name_max, char *uuid, size_t uuid_max,
-                      struct error *err);
+/* A CUDA card as its driver shows it, without a context made on it. */
+struct vmm_cuda_card {
+    char name[256], uuid[64]; /* the UUID as nvidia-smi prints it: "GPU-…" */
+    int major, minor;         /* compute capability */
+    uint64_t total_bytes;
+    uint64_t free_bytes; /* as NVML tells it; total_bytes where there is no NVML */
+};
+/* How many cards the driver shows. EBB_EDRIVER: no driver, no card, or a driver that is too old for this program. */
+int vmm_cuda_count(int *n, struct error *err);
+/* EBB_ENOENT: no such card. */
+int vmm_cuda_look(int device, struct vmm_cuda_card *card, struct error *err);
+/* Whether kernels are made for it. EBB_EUNSUPPORTED: err says what it lacks. */
+int vmm_cuda_check(int device, const struct vmm_cuda_card *card, struct error *err);

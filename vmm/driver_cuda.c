@@ -269,75 +269,112 @@ static int entries_find(struct cuda *c, struct error *err)
     return code;
 }
 
-/* Used bytes of the card as NVML tells them; 0 where it cannot. The structures are NVML's public interface. */
-static uint64_t nvml_used_bytes(const char *uuid)
+/* The card's memory as NVML tells it; false where it cannot. The structure is of NVML's public interface. */
+struct nvml_memory {
+    unsigned long long total, free, used;
+};
+static bool nvml_read(const char *uuid, struct nvml_memory *memory)
 {
-    struct {
-        unsigned long long total, free, used;
-    } memory = {0};
     void *device = NULL;
     void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
     if (library == NULL)
-        return 0;
+        return false;
     int (*init)(void), (*find)(const char *, void **), (*read)(void *, void *);
     *(void **)&init = dlsym(library, "nvmlInit_v2");
     *(void **)&find = dlsym(library, "nvmlDeviceGetHandleByUUID");
     *(void **)&read = dlsym(library, "nvmlDeviceGetMemoryInfo");
     /* The library stays: unloading it is known to leave threads behind. */
-    if (init == NULL || find == NULL || read == NULL || init() != 0 || find(uuid, &device) != 0 ||
-        read(device, &memory) != 0)
-        return 0;
-    return memory.used;
+    return init != NULL && find != NULL && read != NULL && init() == 0 &&
+           find(uuid, &device) == 0 && read(device, memory) == 0;
 }
 
-static int card_check(int device, struct error *err)
+static uint64_t nvml_used_bytes(const char *uuid)
 {
-    int n = 0;
-    cudaError_t rc = cudaGetDeviceCount(&n);
-    (void)cudaGetLastError();
-    if (rc == cudaErrorInsufficientDriver || rc == cudaErrorNoDevice)
+    struct nvml_memory memory;
+    return nvml_read(uuid, &memory) ? memory.used : 0;
+}
+
+/* Versions are thousands and tens: 12040 is 12.4. */
+static int driver_check(struct error *err)
+{
+    int has = 0, wants = 0;
+    (void)cudaDriverGetVersion(&has);
+    (void)cudaRuntimeGetVersion(&wants);
+    if (has == 0)
+        return error_set(err, EBB_EDRIVER, "there is no NVIDIA driver here");
+    if (has / 1000 < wants / 1000)
         return error_set(err, EBB_EDRIVER,
-                         "cuda:%d: there is no NVIDIA driver here, or it is too old", device);
-    if (rc != cudaSuccess)
-        return error_set(err, EBB_EDRIVER, "cuda:%d: %s", device, cudaGetErrorString(rc));
-    if (device >= n)
-        return error_set(err, EBB_ENOENT, "cuda:%d: the driver shows %d card%s", device, n,
-                         n == 1 ? "" : "s");
+                         "the NVIDIA driver is too old: it is made for CUDA %d.%d, this program "
+                         "for %d.%d",
+                         has / 1000, has % 1000 / 10, wants / 1000, wants % 1000 / 10);
     return 0;
 }
 
-int vmm_cuda_describe(int device, char *name, size_t name_max, char *uuid, size_t uuid_max,
-                      struct error *err)
+int vmm_cuda_count(int *n, struct error *err)
 {
-    struct cudaDeviceProp p;
-    int code = card_check(device, err);
+    *n = 0;
+    int code = driver_check(err);
     if (code != 0)
         return code;
+    cudaError_t rc = cudaGetDeviceCount(n);
+    (void)cudaGetLastError();
+    if (rc == cudaErrorNoDevice || (rc == cudaSuccess && *n == 0))
+        return error_set(err, EBB_EDRIVER, "the NVIDIA driver shows no card");
+    if (rc != cudaSuccess)
+        return error_set(err, EBB_EDRIVER, "the NVIDIA driver: %s", cudaGetErrorString(rc));
+    return 0;
+}
+
+int vmm_cuda_look(int device, struct vmm_cuda_card *card, struct error *err)
+{
+    struct cudaDeviceProp p;
+    struct nvml_memory memory;
+    struct error why = {0};
+    int n;
+    int code = vmm_cuda_count(&n, &why);
+    if (code != 0)
+        return error_set(err, code, "cuda:%d: %s", device, why.text);
+    if (device >= n)
+        return error_set(err, EBB_ENOENT, "cuda:%d: the NVIDIA driver shows %d card%s%s", device, n,
+                         n == 1 ? "" : "s", n == 1 ? ", cuda:0" : ", numbered from 0");
     cudaError_t rc = cudaGetDeviceProperties(&p, device);
     if (rc != cudaSuccess)
         return error_set(err, EBB_EDRIVER, "cuda:%d: %s", device, cudaGetErrorString(rc));
-    if (p.major < 8)
-        return error_set(err, EBB_EUNSUPPORTED,
-                         "cuda:%d: %s has compute capability %d.%d; 8.0 or newer is needed", device,
-                         p.name, p.major, p.minor);
-    (void)snprintf(name, name_max, "%s", p.name);
+    *card = (struct vmm_cuda_card){.major = p.major,
+                                   .minor = p.minor,
+                                   .total_bytes = p.totalGlobalMem,
+                                   .free_bytes = p.totalGlobalMem};
+    (void)snprintf(card->name, sizeof card->name, "%s", p.name);
     const unsigned char *b = (const unsigned char *)p.uuid.bytes;
-    (void)snprintf(uuid, uuid_max,
+    (void)snprintf(card->uuid, sizeof card->uuid,
                    "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0],
                    b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13],
                    b[14], b[15]);
+    if (nvml_read(card->uuid, &memory) && memory.free < card->total_bytes)
+        card->free_bytes = memory.free;
     return 0;
+}
+
+int vmm_cuda_check(int device, const struct vmm_cuda_card *card, struct error *err)
+{
+    if (card->major >= 8)
+        return 0;
+    return error_set(err, EBB_EUNSUPPORTED,
+                     "cuda:%d: %s has compute capability %d.%d; 8.0 or newer is needed", device,
+                     card->name, card->major, card->minor);
 }
 
 /* The primary context, with what it cost. */
 static int context_open(struct cuda *c, struct error *err)
 {
-    char name[128], uuid[64];
-    int code = vmm_cuda_describe(c->device, name, sizeof name, uuid, sizeof uuid, err);
+    struct vmm_cuda_card card;
+    int code = vmm_cuda_look(c->device, &card, err);
+    if (code == 0)
+        code = vmm_cuda_check(c->device, &card, err);
     if (code != 0)
         return code;
     (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-    uint64_t before = nvml_used_bytes(uuid);
+    uint64_t before = nvml_used_bytes(card.uuid);
     cudaError_t rc = cudaInitDevice(c->device, cudaDeviceScheduleYield | cudaDeviceMapHost,
                                     cudaInitDeviceFlagsAreValid);
     if (rc == cudaSuccess)
@@ -347,7 +384,7 @@ static int context_open(struct cuda *c, struct error *err)
     if (rc != cudaSuccess)
         return error_set(err, rc == cudaErrorMemoryAllocation ? EBB_ENOMEM : EBB_EDRIVER,
                          "cuda:%d: opening the card: %s", c->device, cudaGetErrorString(rc));
-    uint64_t after = nvml_used_bytes(uuid);
+    uint64_t after = nvml_used_bytes(card.uuid);
     c->context_bytes = before > 0 && after > before ? after - before : 0;
     return 0;
 }

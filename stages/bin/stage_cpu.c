@@ -38,6 +38,26 @@ static int cpu_describe(const struct platform_card *card, char *name, size_t nam
     return 0;
 }
 
+/* CPU cards are as many as are asked for; the first of them stands for all. */
+static int cpu_list(struct platform_listed *cards, size_t *n, struct error *err)
+{
+    const struct platform_card first = {.device = 0};
+    struct vmm_driver memory;
+    struct vmm_memory now = {0};
+    *n = 0;
+    int code = cpu_memory_open(&memory, &first, err);
+    if (code != 0)
+        return code;
+    code = memory.memory(&memory, &now, err);
+    memory.close(&memory);
+    *cards = (struct platform_listed){.total_bytes = now.total_bytes, .free_bytes = now.free_bytes};
+    if (code == 0)
+        code = cpu_describe(&first, cards->name, sizeof cards->name, cards->uuid,
+                            sizeof cards->uuid, err);
+    *n = code == 0 ? 1 : 0;
+    return code;
+}
+
 int main(int argc, char **argv)
 {
     static const struct link_driver *const links[] = {&link_socket, NULL};
@@ -45,6 +65,7 @@ int main(int argc, char **argv)
                                  .program = "ebbtide-stage-cpu",
                                  .memory_open = cpu_memory_open,
                                  .describe = cpu_describe,
+                                 .list = cpu_list,
                                  .processors = processors_read,
                                  .host_memory = true,
                                  .exec = &exec_cpu,

@@ -2,7 +2,9 @@
 
 A block is one script: it may start an engine in the background and talk to it. What builds or tests the project
 itself (this very run is part of it) is not run again here: for those lines it is enough that the file they call exists.
+A block that begins with ```sh gpu runs where ebbtide-stage-cuda lists a card that can be used, and is skipped elsewhere.
 """
+import functools
 import os
 import re
 import signal
@@ -12,16 +14,25 @@ import unittest
 from ebbtide import BIN, REPO, EbbtideTest
 
 DOCUMENTS = ("README.md", "MULTI_GPU.md")
-BLOCK = re.compile(r"^```sh\n(.*?)^```", re.M | re.S)
+BLOCK = re.compile(r"^```sh( gpu)?\n(.*?)^```", re.M | re.S)
 BUILDS = re.compile(r"^\s*(git clone|cd ebbtide|cmake |ninja|ctest|\.ci/run|tools/check|tools/quickstart|sudo |apt-get |apt )")
 SECONDS = 180
+
+
+@functools.lru_cache(maxsize=None)
+def gpu_is_here():
+    program = BIN / "ebbtide-stage-cuda"
+    if not program.exists():
+        return False
+    done = subprocess.run([str(program), "--list"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    return done.returncode == 0 and " usable=1" in done.stdout
 
 
 class Documents(EbbtideTest):
     def blocks(self, name):
         text = (REPO / name).read_text(encoding="utf-8")
         for match in BLOCK.finditer(text):
-            yield text[:match.start()].count("\n") + 2, match[1]
+            yield text[:match.start()].count("\n") + 2, match[1] is not None, match[2]
 
     def run_block(self, script):
         """Bash, stopping at the first failure; background jobs end with the block."""
@@ -41,8 +52,11 @@ class Documents(EbbtideTest):
 
     def check(self, name):
         ran = 0
-        for line_number, script in self.blocks(name):
+        for line_number, wants_gpu, script in self.blocks(name):
             with self.subTest(f"{name}:{line_number}"):
+                if wants_gpu and not gpu_is_here():
+                    print(f"{name}:{line_number}: not run: no CUDA card that can be used")
+                    continue
                 kept = []
                 for line in script.splitlines():
                     called = re.match(r"\s*((?:tools|\.ci)/[\w-]+)", line)

@@ -1,6 +1,8 @@
 /* tools/bench/card_cuda.c - the tables of a CUDA card; only in programs linked with the CUDA halves of kernels/ and vmm/. */
 #include "tools/bench/card.h"
 
+#include <stdio.h>
+
 static int cuda_memory_open(struct vmm_driver *d, int device, uint64_t bytes, struct error *err)
 {
     struct vmm_cuda_settings settings = {.device = device, .capacity_bytes = bytes};
@@ -9,8 +11,13 @@ static int cuda_memory_open(struct vmm_driver *d, int device, uint64_t bytes, st
 
 static int cuda_describe(int device, char *name, size_t name_max, struct error *err)
 {
-    char uuid[64];
-    return vmm_cuda_describe(device, name, name_max, uuid, sizeof uuid, err);
+    struct vmm_cuda_card card;
+    int code = vmm_cuda_look(device, &card, err);
+    if (code == 0)
+        code = vmm_cuda_check(device, &card, err);
+    if (code == 0)
+        (void)snprintf(name, name_max, "%s", card.name);
+    return code;
 }
 
 const struct card_tables *card_tables_cuda(void)

@@ -225,6 +225,7 @@ Test(settings, defaults_are_those_of_the_contract)
     cr_expect_null(s.model);
     cr_expect_eq(s.n_cards, 1);
     cr_expect_eq(s.cards[0].kind, CARD_CPU);
+    cr_expect(s.cards_auto);
     cr_expect_str_eq(s.split, "auto");
     cr_expect_eq(s.parallel, 4);
     cr_expect_eq(s.chunk, 64);
@@ -310,6 +311,49 @@ Test(settings, cards_are_read_in_order_with_their_hosts)
     cr_expect_str_eq(s.cards[1].host, "");
     cr_expect_eq(s.cards[2].kind, CARD_CPU);
     cr_expect_str_eq(s.cards[2].host, "me@far-away.example");
+    settings_free(&s);
+}
+
+static int n_choices;
+
+static void two_cuda_cards(struct settings *s)
+{
+    n_choices++;
+    s->cards[0] = s->cards[1] = (struct card_setting){.kind = CARD_CUDA};
+    s->cards[1].ordinal = 3;
+    s->n_cards = 2;
+}
+
+Test(settings, auto_chooses_the_cards_before_their_memory_is_placed)
+{
+    char *argv[] = {"--vram-mib", "10,20", "--reserve-later-mib", "5"};
+    struct settings s;
+    settings_default(&s);
+    s.cards_choose = two_cuda_cards;
+    cr_assert_eq(settings_parse(&s, 4, argv, bare, &n_bare, &err), 0, "%s", err.text);
+    cr_expect_eq(n_choices, 1);
+    cr_expect_eq(s.n_cards, 2);
+    cr_expect_eq(s.cards[1].ordinal, 3);
+    cr_expect_eq(s.cards[0].vram_mib, 10);
+    cr_expect_eq(s.cards[1].vram_mib, 20);
+    cr_expect_eq(s.cards[1].reserve_mib, 5);
+    settings_free(&s);
+}
+
+Test(settings, cards_that_are_named_are_not_chosen_and_the_last_word_holds)
+{
+    char *named[] = {"--cards", "auto", "--cards", "cpu:1"},
+         *again[] = {"--cards", "cpu:1", "--cards", "auto"};
+    struct settings s;
+    settings_default(&s);
+    s.cards_choose = two_cuda_cards;
+    cr_assert_eq(settings_parse(&s, 4, named, bare, &n_bare, &err), 0, "%s", err.text);
+    cr_expect_eq(n_choices, 0);
+    cr_expect_not(s.cards_auto);
+    cr_expect_eq(s.cards[0].ordinal, 1);
+    cr_assert_eq(settings_parse(&s, 4, again, bare, &n_bare, &err), 0, "%s", err.text);
+    cr_expect_eq(n_choices, 1);
+    cr_expect_eq(s.cards[1].kind, CARD_CUDA);
     settings_free(&s);
 }
 
