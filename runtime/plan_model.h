@@ -8,7 +8,7 @@
 #include "runtime/planner.h"
 #include "runtime/sizing.h"
 
-#define PLANS_MAX 4 /* attempts, each with smaller sizes */
+#define PLANS_MAX 6 /* attempts, each with smaller sizes */
 
 struct plan_input {
     struct planner_model model;

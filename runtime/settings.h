@@ -51,7 +51,7 @@ struct settings {
     uint32_t context;   /* --context: positions of one sequence, 0 = the model's, at most 8192 */
     uint32_t parallel;  /* --parallel: sequences at once, 4 */
     uint32_t kv_tokens; /* --kv-tokens: positions of all sequences together, 0 = chosen */
-    uint32_t chunk;     /* --chunk: rows of a prompt step, 64 on CPU cards */
+    uint32_t chunk;     /* --chunk: rows of a prompt step, 0 = chosen (sizing.h) */
     uint32_t threads;   /* --threads: of a CPU card, 0 = as many as processors that it may use */
     char *pin;     /* --pin none|cores|numa|LIST: the processors of CPU cards (protocol/pin.h) */
     char *kernels; /* --kernels auto|avx512|avx2|reference|float */

@@ -16,7 +16,8 @@
 #define CONTEXT_DEFAULT 8192u
 #define SEGMENT_DEFAULT 512u
 #define DONORS          8u /* ended sequences that stages may keep beside the live ones */
-#define CHUNK_DEFAULT   64u
+#define CHUNK_CPU       64u
+#define CHUNK_CUDA      1024u
 #define KV_SHARE        4u
 #define SEGMENTS_WANTED 8u
 #define TENSOR_ALIGN    256u
@@ -158,8 +159,9 @@ static int context_choose(struct sizes *z, const struct settings *s, const struc
     return 0;
 }
 
-/* Each attempt takes one step: half the KV, then one context of it, then a quarter of the chunk's
- * rows. A KV size that was asked for stays. */
+/* Each attempt takes one step: a long chunk that was not asked for comes first, down to a CPU card's
+ * (in sizing_choose(), as what KV is chosen by it follows); then half the KV, one context of it, and
+ * a quarter of the chunk's rows. A KV size that was asked for stays. */
 static int shrink(struct sizes *z, const struct settings *s, uint32_t attempt, struct error *err)
 {
     for (uint32_t step = 1; step <= attempt; step++) {
@@ -174,17 +176,29 @@ static int shrink(struct sizes *z, const struct settings *s, uint32_t attempt, s
     return 0;
 }
 
+/* A CUDA card's products want many rows to a weight; a step waits for its slowest card, so one CPU
+ * card in the run is enough for few. */
+static uint32_t chunk_choose(const struct settings *s)
+{
+    size_t n_cuda = 0;
+    for (size_t i = 0; i < s->n_cards; i++)
+        n_cuda += s->cards[i].kind == CARD_CUDA;
+    return n_cuda > 0 && n_cuda == s->n_cards ? CHUNK_CUDA : CHUNK_CPU;
+}
+
 int sizing_choose(struct sizes *z, const struct settings *s, const struct model *m,
                   const struct plan *plan, const uint64_t *total_mib, uint32_t attempt,
                   struct error *err)
 {
-    *z = (struct sizes){.chunk = s->chunk > 0 ? s->chunk : CHUNK_DEFAULT};
+    *z = (struct sizes){.chunk = s->chunk > 0 ? s->chunk : chunk_choose(s)};
     int code = context_choose(z, s, m, err);
     if (code != 0)
         return code;
     bool is_float = s->kernels != NULL && strcmp(s->kernels, "float") == 0;
     z->kv_is_f32 = is_float || (s->kv != NULL && strcmp(s->kv, "f32") == 0);
     z->n_sequences = s->parallel + DONORS;
+    for (; attempt > 0 && s->chunk == 0 && z->chunk > CHUNK_CPU; attempt--)
+        z->chunk /= 4;
     if (z->chunk > z->context)
         z->chunk = z->context;
     z->kv_tokens = s->kv_tokens != 0 ? s->kv_tokens : kv_choose(s, m, plan, total_mib, z);

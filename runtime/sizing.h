@@ -3,7 +3,8 @@
  *
  * Pure arithmetic on the model's geometry, the plan and what each card's HELLO says. It only
  * chooses; whether it fits is for the stage to say, which knows its driver. Given values are taken
- * as they are.
+ * as they are. A chunk that was not given has 64 rows, 1024 where all cards of the run are CUDA
+ * cards.
  */
 #pragma once
 #include "runtime/model/model.h"
@@ -16,8 +17,8 @@ struct sizes {
     bool kv_is_f32;
 };
 
-/* total_mib: [plan->n_stages], of the cards. attempt 0; each later one asks for less (KV, then rows
- * of a chunk). EBB_ERANGE: values that exclude each other. EBB_EAGAIN: attempt > 0 and nothing is
+/* total_mib: [plan->n_stages], of the cards. attempt 0; each later one asks for less (rows of a long
+ * chunk that was not given, KV, then rows of a chunk). EBB_ERANGE: values that exclude each other. EBB_EAGAIN: attempt > 0 and nothing is
  * left to make smaller. */
 int sizing_choose(struct sizes *out, const struct settings *s, const struct model *m,
                   const struct plan *plan, const uint64_t *total_mib, uint32_t attempt,

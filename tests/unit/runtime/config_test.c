@@ -126,7 +126,7 @@ static const struct bad {
     {"context: 1e3\n", 1, "got '1e3'", NULL},
     {"context: many\n", 1, "got 'many'", NULL},
     {"parallel: 0\n", 1, "parallel: expected a whole number from 1 to 1024, got '0'", NULL},
-    {"chunk: 8193\n", 1, "chunk: expected a whole number from 1 to 8192, got '8193'", NULL},
+    {"chunk: 8193\n", 1, "chunk: expected a whole number from 0 to 8192, got '8193'", NULL},
     {"pin: some\n", 1, "pin: expected none, cores, numa or processors such as 0-7,16 (below 1024), got 'some'", NULL},
     {"pin: 0-3,2-1\n", 1, "pin: expected", "got '0-3,2-1'"},
     {"pin: '1024'\n", 1, "pin: expected", NULL},

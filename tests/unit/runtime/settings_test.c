@@ -228,7 +228,7 @@ Test(settings, defaults_are_those_of_the_contract)
     cr_expect(s.cards_auto);
     cr_expect_str_eq(s.split, "auto");
     cr_expect_eq(s.parallel, 4);
-    cr_expect_eq(s.chunk, 64);
+    cr_expect_eq(s.chunk, 0);
     cr_expect_str_eq(s.kernels, "auto");
     cr_expect_str_eq(s.kv, "f16");
     cr_expect_str_eq(s.launch, "{stage}");

@@ -37,6 +37,28 @@ Test(sizing, roomy_cards_get_the_defaults, .init = two_cards, .fini = done)
     cr_assert_eq(z.chunk, 64);
 }
 
+Test(sizing, a_chunk_that_was_not_given_is_long_where_all_cards_are_cuda, .init = two_cards,
+     .fini = done)
+{
+    const uint64_t total[] = {8192, 8192};
+    struct sizes z;
+    s.cards[1].kind = CARD_CUDA;
+    cr_assert_eq(sizing_choose(&z, &s, m, &plan, total, 0, &err), 0, "%s", err.text);
+    cr_expect_eq(z.chunk, 64, "a CPU card is among them");
+    s.cards[0].kind = CARD_CUDA;
+    cr_assert_eq(sizing_choose(&z, &s, m, &plan, total, 0, &err), 0, "%s", err.text);
+    cr_expect_eq(z.chunk, 1024);
+    struct sizes less[2];
+    for (uint32_t i = 0; i < 2; i++)
+        cr_assert_eq(sizing_choose(&less[i], &s, m, &plan, total, i + 1, &err), 0, "%s", err.text);
+    cr_expect_eq(less[0].chunk, 256, "rows of a chunk go before KV does");
+    cr_expect_eq(less[1].chunk, 64);
+    cr_expect_geq(less[1].kv_tokens, z.kv_tokens);
+    s.chunk = 48;
+    cr_assert_eq(sizing_choose(&z, &s, m, &plan, total, 0, &err), 0, "%s", err.text);
+    cr_expect_eq(z.chunk, 48, "given");
+}
+
 Test(sizing, a_small_card_gets_smaller_segments_and_less_kv_but_one_context, .init = two_cards,
      .fini = done)
 {
