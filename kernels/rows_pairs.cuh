@@ -13,27 +13,12 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 #include "kernels/activation.cuh"
+#include "kernels/block_bytes.cuh"
 #include "kernels/copy_async.cuh"
-#include "kernels/tensor_type.h"
-
-/* Bytes of the type's block; blocks of 256 hold four pairs. */
-static __host__ __device__ constexpr unsigned pair_block_bytes(uint32_t type)
-{
-    return type == TENSOR_Q4_0   ? 18
-           : type == TENSOR_Q4_1 ? 20
-           : type == TENSOR_Q5_0 ? 22
-           : type == TENSOR_Q5_1 ? 24
-           : type == TENSOR_Q8_0 ? 34
-           : type == TENSOR_Q2_K ? 84
-           : type == TENSOR_Q3_K ? 110
-           : type == TENSOR_Q4_K ? 144
-           : type == TENSOR_Q5_K ? 176
-                                 : 210;
-}
 
 static __host__ __device__ constexpr bool pair_super(uint32_t type)
 {
-    return pair_block_bytes(type) > 34;
+    return block_bytes(type) > 34;
 }
 
 static __host__ __device__ constexpr bool pair_wide(uint32_t type)
@@ -179,7 +164,7 @@ template <uint32_t type>
 static __device__ __forceinline__ struct pair_place place_of(unsigned p, bool second)
 {
     const unsigned c = p % 4;
-    struct pair_place at = {(pair_super(type) ? p / 4 : 2 * p) * pair_block_bytes(type)};
+    struct pair_place at = {(pair_super(type) ? p / 4 : 2 * p) * block_bytes(type)};
     if constexpr (type == TENSOR_Q4_K || type == TENSOR_Q5_K) {
         /* Scales of the later blocks lie apart: two bits above, four below. */
         at.low = (type == TENSOR_Q4_K ? 16 : 48) + 32 * c;
@@ -204,7 +189,7 @@ static __device__ __forceinline__ struct pair_place place_of(unsigned p, bool se
         at.more = 4 * (c / 2);
         at.above = 2 * c;
     } else {
-        at.low = second ? pair_block_bytes(type) : 0;
+        at.low = second ? block_bytes(type) : 0;
     }
     keep(at.base), keep(at.low), keep(at.high), keep(at.shift), keep(at.more);
     keep(at.above), keep(at.below);

@@ -9,8 +9,8 @@ static inline struct tiles_rows tiles_rows_make(uint32_t type, size_t n_in, uint
     const bool wide = tiles_is_wide(type);
     rows.type = type;
     rows.row_bytes = (uint32_t)tensor_row_bytes(type, n_in);
-    rows.piece_bytes = tiles_block_bytes(type) * (wide ? 1 : TILES_STEP_BLOCKS);
-    rows.places = rows.row_bytes | (wide ? 0 : tiles_block_bytes(type));
+    rows.piece_bytes = block_bytes(type) * (wide ? 1 : TILES_STEP_BLOCKS);
+    rows.places = rows.row_bytes | (wide ? 0 : block_bytes(type));
     rows.repeats = wide && piece_shift == 0;
     return rows;
 }

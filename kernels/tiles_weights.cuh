@@ -10,6 +10,7 @@
 #pragma once
 #include <cuda_fp16.h>
 #include <stdint.h>
+#include "kernels/block_bytes.cuh"
 #include "kernels/blocks.h"
 #include "kernels/tensor_type.h"
 
@@ -38,20 +39,6 @@ static __host__ __device__ constexpr bool tiles_is_folded(int kind)
 static __host__ __device__ constexpr bool tiles_is_wide(uint32_t type)
 {
     return type >= TENSOR_Q2_K && type <= TENSOR_Q6_K;
-}
-
-static __host__ __device__ constexpr unsigned tiles_block_bytes(uint32_t type)
-{
-    return type == TENSOR_Q4_0   ? 18
-           : type == TENSOR_Q4_1 ? 20
-           : type == TENSOR_Q5_0 ? 22
-           : type == TENSOR_Q5_1 ? 24
-           : type == TENSOR_Q8_0 ? 34
-           : type == TENSOR_Q2_K ? 84
-           : type == TENSOR_Q3_K ? 110
-           : type == TENSOR_Q4_K ? 144
-           : type == TENSOR_Q5_K ? 176
-                                 : 210;
 }
 
 static __host__ __device__ constexpr int tiles_kind_of(uint32_t type)
@@ -218,7 +205,7 @@ static __device__ __forceinline__ struct tiles_scales scales_load(struct tiles_r
         s.sc0 = (float)(int8_t)pair, s.sc1 = (float)(int8_t)(pair >> 8);
         s.a = raw_half(r, 208);
     } else {
-        const unsigned at = j * tiles_block_bytes(TYPE);
+        const unsigned at = j * block_bytes(TYPE);
         s.a = raw_half(r, at);
         if (TYPE == TENSOR_Q4_1 || TYPE == TENSOR_Q5_1)
             s.b = -raw_half(r, at + 2);
@@ -242,7 +229,7 @@ unpack_step(struct tiles_raw<WHOLE> r, unsigned h, unsigned sub, uint32_t words[
     } else {
 #pragma unroll
         for (unsigned k = 0; k < TILES_STEP_BLOCKS; k++)
-            unpack_narrow<TYPE>(r, k * tiles_block_bytes(TYPE), sub, &words[2 * k],
+            unpack_narrow<TYPE>(r, k * block_bytes(TYPE), sub, &words[2 * k],
                                 &words[2 * k + 1]);
     }
     return scales_load<TYPE>(r, tiles_is_wide(TYPE) ? 4 * h + sub : sub);
