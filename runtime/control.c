@@ -163,8 +163,15 @@ void control_accept(struct engine *e)
     struct connection *c;
     struct error err = {0};
     int fd = accept4(e->fd_listen, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd < 0)
+    if (fd < 0) {
+        if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM)
+            return;
+        if (e->accept_us == 0)
+            engine_log(e, "warn", "control socket: a client has to wait: %s", strerror(errno));
+        e->accept_us = now_us() + CONTROL_PAUSE_US;
         return;
+    }
+    e->accept_us = 0;
     if (connection_add(e, fd, fd, false, &c, &err) != 0) {
         engine_log(e, "warn", "%s", err.text);
         (void)close(fd);

@@ -145,8 +145,11 @@ static void wait_and_serve(struct engine *e, int timeout)
     if (polls_reserve(e, n) != 0)
         return;
     e->polls[0] = (struct pollfd){.fd = e->fd_wake, .events = POLLIN};
-    e->polls[1] = (struct pollfd){.fd = e->phase == PHASE_BRINGUP || e->ending ? -1 : e->fd_listen,
-                                  .events = POLLIN};
+    bool pausing = e->accept_us > now_us(),
+         listening = e->phase != PHASE_BRINGUP && !e->ending && !pausing;
+    if (pausing && (timeout < 0 || timeout > CONTROL_PAUSE_US / 1000))
+        timeout = CONTROL_PAUSE_US / 1000;
+    e->polls[1] = (struct pollfd){.fd = listening ? e->fd_listen : -1, .events = POLLIN};
     for (uint32_t i = 0; i < e->n_peers; i++, at += POLLS_PER_PEER)
         poll_peer(&e->peers[i], e->polls + at);
     for (struct connection *c = first; c != NULL; c = c->next, at += POLLS_PER_CONNECTION)

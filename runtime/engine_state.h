@@ -189,6 +189,7 @@ struct engine {
     uint64_t ending_us;
 
     int fd_wake, fd_listen; /* eventfd of engine_stop(); control socket */
+    uint64_t accept_us;     /* not before this time: there was no descriptor for one more client */
     char control_path[512];
     pid_t guard;  /* removes the control socket if we are killed; 0: none */
     int fd_guard; /* its end of input is our death */

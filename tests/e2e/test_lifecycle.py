@@ -1,6 +1,7 @@
 """How engines start, end and are found: signals, end of input, control sockets, the tools."""
 import os
 import re
+import resource
 import signal
 import socket
 import stat as stat_bits
@@ -12,6 +13,13 @@ from ebbtide import EBBTIDE, REPO, EbbtideTest
 from processes import eventually
 
 ISHMAEL = "Call me Ishmael."
+
+
+def processor_seconds(pid):
+    """What a process has used of the processors until now, all its threads."""
+    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        fields = file.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Ends(EbbtideTest):
@@ -197,6 +205,22 @@ class ControlSocket(EbbtideTest):
         self.assertLess(engine.ping(), 10)
         self.assertEqual(len(engine.ids("t", 20, ISHMAEL, ignore_eos=1)), 20)
         engine.finish()
+
+    def test_without_descriptors_left_clients_wait_and_the_engine_does_not_spin(self):
+        engine = self.serve(2)
+        first = self.client()
+        pid = engine.process.pid
+        limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")), limits[1]))
+        waiting = self.client()
+        waiting.send("PING later")
+        used = [processor_seconds(pid)]
+        time.sleep(1)
+        used.append(processor_seconds(pid))
+        self.assertLess(used[1] - used[0], 0.2, "it asks for the client again and again")
+        first.ping("meanwhile")
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+        waiting.wait("PONG", "later")
 
     def test_a_stale_socket_is_recognised(self):
         engine = self.serve(1, name="one")
