@@ -5,7 +5,7 @@
  * Everything is stream-ordered: send() copies the rows out when the stream gets there, take() copies them in; nobody waits.
  * The stage polls the descriptors of poll_fds() and calls service() whenever one is ready or the exec woke it.
  *
- * Drivers: socket (link_socket.c, CPU cards and mixed pairs); ipc and nccl join behind the same table.
+ * Drivers: socket (link_socket.c, CPU cards and mixed pairs); ipc and nccl join behind the same table. Their common inside: link_wire.h.
  * Failure: EBB_EPEER when the other side is gone or breaks the format; the link is then only good for close().
  */
 #pragma once

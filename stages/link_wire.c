@@ -1,0 +1,305 @@
+/* stages/link_wire.c - the ring of tile buffers of a link, and its traffic over a stream socket (see link_wire.h).
+ *
+ * The wire is frames: struct frame_header, then the payload. Both ends are little-endian machines. Nothing of a frame is believed before
+ * it is checked. The ring is the credit: the receiver stops reading when its ring is full, the kernel's buffers fill, the sender's ring
+ * fills, send() says EBB_EAGAIN. Threads: the stage's control thread only. Refuses: frames larger than a tile.
+ */
+#include "stages/link_wire.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+void wire_close(struct link *l)
+{
+    if (l == NULL)
+        return;
+    for (size_t i = 0; l->tiles != NULL && i < l->settings.tiles; i++)
+        if (l->tiles[i].copied != NULL)
+            l->settings.exec->event_close(l->tiles[i].copied);
+    if (l->fd >= 0)
+        (void)close(l->fd);
+    if (l->fd_listen >= 0)
+        (void)close(l->fd_listen);
+    free(l->tiles);
+    free(l);
+}
+
+int wire_open(struct link **out, const struct link_settings *settings, struct error *err)
+{
+    if (settings->tiles < 2 || settings->row_values > (1u << 24) || settings->tile_rows == 0 ||
+        settings->tile_rows > LINK_TILE_ROWS)
+        return error_set(err, EBB_EINVAL, "link: %zu tiles of %zu rows of %zu values",
+                         settings->tiles, settings->tile_rows, settings->row_values);
+    struct link *l = calloc(1, sizeof *l);
+    if (l == NULL)
+        return error_set(err, EBB_ENOMEM, "link: no memory");
+    l->settings = *settings;
+    l->fd = l->fd_listen = -1;
+    l->payload_max = link_payload_bytes(settings);
+    l->tiles = calloc(settings->tiles, sizeof *l->tiles);
+    int rc = EBB_ENOMEM;
+    if (l->tiles == NULL) {
+        error_set(err, rc, "link: no memory for %zu tiles", settings->tiles);
+        goto fail;
+    }
+    for (size_t i = 0; i < settings->tiles; i++) {
+        l->tiles[i].payload = (unsigned char *)settings->memory + i * l->payload_max;
+        rc = settings->exec->event_open(settings->card, &l->tiles[i].copied, err);
+        if (rc != 0)
+            goto fail;
+    }
+    *out = l;
+    return 0;
+fail:
+    wire_close(l);
+    return rc;
+}
+
+static struct tile_buffer *ring_at(struct link *l, size_t i)
+{
+    return &l->tiles[(l->first + i) % l->settings.tiles];
+}
+
+static bool has_bytes_to_send(const struct link *l)
+{
+    return !l->is_listener && l->n_used > 0 && l->tiles[l->first].state == TILE_READY;
+}
+
+int wire_gone(struct error *err, const char *doing)
+{
+    return error_set(err, EBB_EPEER, "link: the other stage is gone (%s)", doing);
+}
+
+ssize_t wire_pull(struct link *l, void *to, size_t n, struct error *err)
+{
+    ssize_t got = recv(l->fd, to, n, MSG_DONTWAIT);
+    if (got > 0)
+        return got;
+    if (got < 0 && (errno == EAGAIN || errno == EINTR))
+        return 0;
+    return wire_gone(err, "reading");
+}
+
+ssize_t wire_push(struct link *l, const void *from, size_t n, struct error *err)
+{
+    ssize_t sent = send(l->fd, from, n, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent >= 0)
+        return sent;
+    if (errno == EAGAIN || errno == EINTR || errno == ENOTCONN)
+        return 0;
+    return wire_gone(err, "writing");
+}
+
+static size_t unit_bytes(const struct link *l, uint32_t kind)
+{
+    return kind == LINK_ROWS ? l->settings.row_values * sizeof(float) : sizeof(struct link_id);
+}
+
+static int frame_check(const struct link *l, const struct frame_header *h, struct error *err)
+{
+    uint64_t unit = unit_bytes(l, h->kind);
+    bool ok = h->magic == LINK_FRAME_MAGIC && (h->kind == LINK_ROWS || h->kind == LINK_IDS) &&
+              h->n_rows > 0 && h->n_rows <= l->settings.tile_rows && h->row_first <= INT32_MAX &&
+              unit > 0 && h->payload_bytes == unit * h->n_rows &&
+              h->payload_bytes <= l->payload_max;
+    return ok ? 0
+              : error_set(err, EBB_EPEER,
+                          "link: a frame that cannot be: kind %u, rows %u, %u bytes", h->kind,
+                          h->n_rows, h->payload_bytes);
+}
+
+/* Reads frames until the ring is full or the wire is dry. */
+static int receive_frames(struct link *l, struct error *err)
+{
+    for (;;) {
+        if (!l->receiving) {
+            if (l->n_used == l->settings.tiles)
+                return 0;
+            ring_at(l, l->n_used++)->state = TILE_FREE;
+            l->receiving = true;
+            l->wire_bytes = 0;
+        }
+        struct tile_buffer *t = ring_at(l, l->n_used - 1);
+        size_t head = sizeof t->header;
+        ssize_t got =
+            l->wire_bytes < head
+                ? wire_pull(l, (char *)&t->header + l->wire_bytes, head - l->wire_bytes, err)
+                : wire_pull(l, t->payload + (l->wire_bytes - head),
+                            head + t->header.payload_bytes - l->wire_bytes, err);
+        if (got <= 0)
+            return (int)got;
+        l->wire_bytes += (size_t)got;
+        if (l->wire_bytes == head) {
+            int rc = frame_check(l, &t->header, err);
+            if (rc != 0)
+                return rc;
+        } else if (l->wire_bytes > head && l->wire_bytes == head + t->header.payload_bytes) {
+            t->state = TILE_READY;
+            l->receiving = false;
+        }
+    }
+}
+
+static int send_frames(struct link *l, struct error *err)
+{
+    while (has_bytes_to_send(l)) {
+        struct tile_buffer *t = ring_at(l, 0);
+        size_t head = sizeof t->header, total = head + t->header.payload_bytes;
+        ssize_t sent =
+            l->wire_bytes < head
+                ? wire_push(l, (char *)&t->header + l->wire_bytes, head - l->wire_bytes, err)
+                : wire_push(l, t->payload + (l->wire_bytes - head), total - l->wire_bytes, err);
+        if (sent <= 0)
+            return (int)sent;
+        l->wire_bytes += (size_t)sent;
+        if (l->wire_bytes == total) {
+            l->wire_bytes = 0;
+            t->state = TILE_FREE;
+            l->first = (l->first + 1) % l->settings.tiles;
+            l->n_used--;
+        }
+    }
+    return 0;
+}
+
+/* Tiles whose stream copy is done: ready for the wire when sending, free when receiving. */
+static int settle_copies(struct link *l, struct error *err)
+{
+    for (size_t i = 0; i < l->n_used; i++) {
+        struct tile_buffer *t = ring_at(l, i);
+        if (t->state != TILE_COPYING)
+            continue;
+        int done = l->settings.exec->event_query(t->copied);
+        if (done < 0)
+            return error_set(err, EBB_EDRIVER, "link: the copy of a tile failed");
+        if (done)
+            t->state = l->is_listener ? TILE_FREE : TILE_READY;
+    }
+    while (l->is_listener && l->n_used > 0 && ring_at(l, 0)->state == TILE_FREE &&
+           !(l->receiving && l->n_used == 1)) {
+        l->first = (l->first + 1) % l->settings.tiles;
+        l->n_used--;
+    }
+    return 0;
+}
+
+bool wire_is_copying(const struct link *l)
+{
+    for (size_t i = 0; i < l->n_used; i++)
+        if (l->tiles[(l->first + i) % l->settings.tiles].state == TILE_COPYING)
+            return true;
+    return false;
+}
+
+/* The sending side reads nothing after the greeting; an end of stream is how it learns that the peer died. */
+static int watch_end(struct link *l, struct error *err)
+{
+    char byte;
+    ssize_t got = recv(l->fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK);
+    return got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR) ? wire_gone(err, "waiting")
+                                                                      : 0;
+}
+
+size_t wire_poll_fds(struct link *l, struct pollfd *fds)
+{
+    short events = 0;
+    if (!l->is_listener)
+        events = (short)(POLLIN | (has_bytes_to_send(l) ? POLLOUT : 0)); /* POLLIN: sees the end */
+    else if (l->receiving || l->n_used < l->settings.tiles)
+        events = POLLIN;
+    if (events == 0)
+        return 0;
+    fds[0] = (struct pollfd){.fd = l->fd, .events = events};
+    return 1;
+}
+
+int wire_service(struct link *l, struct error *err)
+{
+    int rc = settle_copies(l, err);
+    if (rc == 0)
+        rc = l->is_listener ? receive_frames(l, err) : watch_end(l, err);
+    if (rc == 0 && !l->is_listener)
+        rc = send_frames(l, err);
+    return rc;
+}
+
+int wire_send(struct link *l, const struct link_tile *tile, struct exec_stream *s,
+              struct error *err)
+{
+    size_t unit = unit_bytes(l, tile->kind);
+    if (tile->n_rows == 0 || tile->n_rows > l->settings.tile_rows || unit == 0)
+        return error_set(err, EBB_EINVAL, "link: %u rows in a tile, at most %zu", tile->n_rows,
+                         l->settings.tile_rows);
+    if (l->state != LINK_UP || l->n_used == l->settings.tiles)
+        return EBB_EAGAIN;
+    struct tile_buffer *t = ring_at(l, l->n_used);
+    t->header = (struct frame_header){.magic = LINK_FRAME_MAGIC,
+                                      .kind = tile->kind,
+                                      .epoch = tile->epoch,
+                                      .row_first = tile->row_first,
+                                      .n_rows = tile->n_rows,
+                                      .payload_bytes = (uint32_t)(unit * tile->n_rows),
+                                      .step = tile->step};
+    if (s == NULL) {
+        memcpy(t->payload, tile->data, t->header.payload_bytes);
+        t->state = TILE_READY;
+    } else {
+        int rc = l->settings.exec->copy(s, t->payload, tile->data, t->header.payload_bytes);
+        if (rc == 0)
+            rc = l->settings.exec->event_record(t->copied, s);
+        if (rc != 0)
+            return error_set(err, rc, "link: cannot copy a tile out");
+        t->state = TILE_COPYING;
+    }
+    l->n_used++;
+    return s == NULL ? send_frames(l, err) : 0;
+}
+
+/* The oldest tile not being copied out yet. */
+static struct tile_buffer *oldest_ready(struct link *l)
+{
+    for (size_t i = 0; i < l->n_used; i++)
+        if (ring_at(l, i)->state == TILE_READY)
+            return ring_at(l, i);
+    return NULL;
+}
+
+int wire_peek(struct link *l, struct link_tile *tile)
+{
+    struct tile_buffer *t = oldest_ready(l);
+    if (t == NULL)
+        return EBB_EAGAIN;
+    *tile = (struct link_tile){.kind = (enum link_kind)t->header.kind,
+                               .epoch = t->header.epoch,
+                               .row_first = t->header.row_first,
+                               .n_rows = t->header.n_rows,
+                               .step = t->header.step,
+                               .data = t->payload};
+    return 0;
+}
+
+int wire_take(struct link *l, void *to, struct exec_stream *s, struct error *err)
+{
+    struct tile_buffer *t = oldest_ready(l);
+    if (t == NULL)
+        return error_set(err, EBB_EAGAIN, "link: no tile to take");
+    if (to == NULL) {
+        t->state = TILE_FREE;
+        return settle_copies(l, err);
+    }
+    if (s == NULL) {
+        memcpy(to, t->payload, t->header.payload_bytes);
+        t->state = TILE_FREE;
+        return settle_copies(l, err);
+    }
+    int rc = l->settings.exec->copy(s, to, t->payload, t->header.payload_bytes);
+    if (rc == 0)
+        rc = l->settings.exec->event_record(t->copied, s);
+    if (rc != 0)
+        return error_set(err, rc, "link: cannot copy a tile in");
+    t->state = TILE_COPYING;
+    return 0;
+}
