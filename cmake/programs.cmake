@@ -33,3 +33,7 @@ file(GLOB bench_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tools/bench/*.c)
 list(FILTER bench_sources EXCLUDE REGEX "_cuda\\.c$") # cmake/cuda.cmake
 target_sources(ebbtide-bench PRIVATE ${bench_sources})
 target_link_libraries(ebbtide-bench PRIVATE makemodel kernels vmm m)
+# The live view: its picture is a library of its own, which knows no terminal.
+room(topview tools/top)
+target_link_libraries(topview PUBLIC toolkit PkgConfig::NCURSES m)
+target_link_libraries(ebbtide-top PRIVATE topview)

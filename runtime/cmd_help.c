@@ -107,6 +107,7 @@ static const struct command commands[] = {
     },
     {.name = "vram", .summary = "show the cards' memory, or have some of it left free"},
     {.name = "stat", .summary = "show what a running engine's cards hold and do"},
+    {.name = "top", .summary = "watch a running engine's cards: memory, hit rate, speed, leases"},
     {.name = "bench", .summary = "measure kernels, a model, links and hand-backs on this machine"},
     {.name = "make-model", .summary = "write a model file of random weights in a published shape"},
     {

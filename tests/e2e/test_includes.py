@@ -15,14 +15,14 @@ ROOMS = {  # room -> rooms whose headers it may include besides its own
     "tests": {"protocol", "vmm", "kernels", "runtime/model", "stages", "runtime"},
 }
 LIBRARIES = {"protocol": "protocol", "vmm": "vmm", "kernels": "kernels", "model": "runtime/model", "stages": "stages",
-             "runtime": "runtime", "toolkit": "tools/kit"}
+             "runtime": "runtime", "toolkit": "tools/kit", "topview": "tools/top"}
 CONTRACTS = {"protocol/error.h", "kernels/tensor_type.h"}  # header-only, open to every room
 BENCH_TOO = {"kernels", "vmm"}
 # Beside kernels/*.cu: the driver, the executor (its header for the launchers alone), the links, and the tests' foreign program.
 CUDA_FILES = {"vmm/driver_cuda.c", "kernels/exec_cuda.c", "kernels/exec_cuda.h", "stages/link_ipc.c", "stages/link_nccl.c",
               "tests/gpu/foreign.c"}
 CUDA_HEADER = re.compile(r"^(cuda|cublas|nccl|nvml|nvrtc|driver_types|vector_types|mma\.h)")
-FOREIGN = {"pcre2.h": {"runtime/model"}, "yaml.h": {"runtime"}, "jansson.h": {"tools", "runtime", "tests"}, "hwloc.h": {"stages"}, "immintrin.h": {"kernels"},
+FOREIGN = {"pcre2.h": {"runtime/model"}, "yaml.h": {"runtime"}, "jansson.h": {"tools", "runtime", "tests"}, "hwloc.h": {"stages"}, "curses.h": {"tools"}, "immintrin.h": {"kernels"},
            "criterion": {"tests"}}
 SYSTEM = re.compile(r"^(assert|complex|ctype|dirent|dlfcn|elf|endian|errno|fcntl|fenv|float|fnmatch|getopt|glob|grp|inttypes|"
                     r"limits|locale|langinfo|malloc|math|netdb|poll|pthread|pwd|sched|semaphore|setjmp|signal|spawn|std\w+|"
