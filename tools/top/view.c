@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MIB 1048576.0
+#define MIB      1048576.0
+#define LOW_ROWS 12 /* a terminal lower than that has no room for the legend */
 
 struct region {
     char letter;
@@ -166,7 +167,8 @@ static void draw_heading(struct canvas *c, const struct snapshot_card *card)
         put(c, line, STYLE_PLAIN, text);
         put_gap(c, line, 32);
     }
-    put(c, line, strcmp(card->state, "serving") == 0 ? STYLE_PLAIN : STYLE_WARNING, card->state);
+    bool is_well = strcmp(card->state, "idle") == 0 || strcmp(card->state, "running") == 0;
+    put(c, line, is_well ? STYLE_PLAIN : STYLE_WARNING, card->state);
     put_gap(c, line, 42);
     if (card->is_known[STAT_TOTAL_MIB]) {
         (void)snprintf(text, sizeof text, "%" PRId64 " MiB", card->numbers[STAT_TOTAL_MIB]);
@@ -288,41 +290,44 @@ static void draw_title(struct canvas *c, const struct snapshot *s)
     }
 }
 
-/* The last line: in front the keys, so that a narrow terminal shows them, then the letters of the bars. */
-static void draw_legend(struct canvas *c)
+/* The last lines: what the letters of the bars mean and, undermost, the keys. Their number. */
+static size_t draw_legend(struct canvas *c)
 {
-    struct frame_line *line = line_new(c);
-    if (c->v->keys)
-        put(c, line, STYLE_TITLE, "q quit  up/down  +/- ");
-    for (size_t i = 0; i < N_REGIONS; i++) {
+    size_t n_before = c->frame->n_lines;
+    struct frame_line *line = NULL;
+    bool is_low = c->v->rows > 0 && c->v->rows < LOW_ROWS;
+    for (size_t i = 0; i < N_REGIONS && !is_low; i++) {
         char letter[2] = {regions[i].letter, '\0'};
-        size_t wanted = strlen(regions[i].name) + 3;
+        size_t wanted = strlen(regions[i].name) + 4;
         if (line == NULL || line->n + wanted > c->columns)
-            break;
-        put(c, line, STYLE_PLAIN, line->n > 0 ? " " : "");
+            line = line_new(c);
+        put(c, line, STYLE_PLAIN, line != NULL && line->n > 0 ? "  " : " ");
         put(c, line, regions[i].style, letter);
         put(c, line, STYLE_PLAIN, " ");
         put(c, line, STYLE_PLAIN, regions[i].name);
     }
+    if (c->v->keys)
+        put(c, line_new(c), STYLE_TITLE, " q quit   +/- interval   up/down scroll");
+    return c->frame->n_lines - n_before;
 }
 
-/* Cuts the middle so that first and last line stay. */
-static void frame_fit(struct frame *f, const struct view *v)
+/* Cuts the middle so that the first line and the last n_tail stay. */
+static void frame_fit(struct frame *f, const struct view *v, size_t n_tail)
 {
     size_t rows = v->rows, middle, shown, scroll;
     f->scroll_max = 0;
-    if (rows == 0 || f->n_lines <= rows || f->n_lines < 3)
+    if (rows == 0 || f->n_lines <= rows)
         return;
-    if (rows < 3) { /* the first line, and of the rest what there is */
+    if (rows < n_tail + 2 || f->n_lines < n_tail + 2) { /* what there is room for, from the top */
         f->n_lines = rows;
         return;
     }
-    middle = f->n_lines - 2;
-    shown = rows - 2;
+    middle = f->n_lines - 1 - n_tail;
+    shown = rows - 1 - n_tail;
     f->scroll_max = middle - shown;
     scroll = v->scroll < f->scroll_max ? v->scroll : f->scroll_max;
     memmove(&f->lines[1], &f->lines[1 + scroll], shown * sizeof f->lines[0]);
-    f->lines[rows - 1] = f->lines[f->n_lines - 1];
+    memmove(&f->lines[1 + shown], &f->lines[f->n_lines - n_tail], n_tail * sizeof f->lines[0]);
     f->n_lines = rows;
 }
 
@@ -330,6 +335,7 @@ int view_render(const struct snapshot *s, const struct view *v, struct frame *fr
                 struct error *err)
 {
     struct canvas c = {.v = v, .frame = frame};
+    size_t n_tail;
     c.columns = v->columns < 1 ? 1 : v->columns > VIEW_COLUMNS_MAX ? VIEW_COLUMNS_MAX : v->columns;
     frame->n_lines = 0;
     draw_title(&c, s);
@@ -344,8 +350,9 @@ int view_render(const struct snapshot *s, const struct view *v, struct frame *fr
     if (s->n_leases > 0)
         (void)line_new(&c);
     draw_leases(&c, s);
-    draw_legend(&c);
-    frame_fit(frame, v);
+    (void)line_new(&c);
+    n_tail = draw_legend(&c);
+    frame_fit(frame, v, n_tail);
     return c.failed ? error_set(err, EBB_ENOMEM, "out of memory for a frame of %zu lines",
                                 frame->n_lines)
                     : 0;

@@ -1,8 +1,8 @@
 /* tools/top/view.h - the picture of a snapshot: lines of plain ASCII, with a style for every column. No terminal here.
  *
  * A frame has exactly the lines that are to be shown, each as wide as the terminal (style) or shorter (text). The first line
- * says which engine, the last what the letters of the bars mean and which keys there are; what does not fit in between is
- * cut there, and `scroll` says from where it is shown. Letters carry all that colours carry: the frame reads the same
+ * says which engine, the last ones what the letters of the bars mean and which keys there are; what does not fit in between
+ * is cut there, and `scroll` says from where it is shown. Letters carry all that colours carry: the frame reads the same
  * without them. At any size from 1 x 1 on a frame is a frame.
  */
 #pragma once
