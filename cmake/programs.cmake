@@ -35,5 +35,5 @@ target_sources(ebbtide-bench PRIVATE ${bench_sources})
 target_link_libraries(ebbtide-bench PRIVATE makemodel kernels vmm m)
 # The live view: its picture is a library of its own, which knows no terminal.
 room(topview tools/top)
-target_link_libraries(topview PUBLIC toolkit PkgConfig::NCURSES m)
+target_link_libraries(topview PUBLIC protocol PkgConfig::JANSSON PkgConfig::NCURSES m)
 target_link_libraries(ebbtide-top PRIVATE topview)

@@ -1,0 +1,231 @@
+"""ebbtide top: frames as text, as JSON and on terminals of several sizes, of engines that run, end and come back."""
+import json
+import re
+import signal
+import socket
+import threading
+import unittest
+
+from ebbtide import BIN, DEMO, EBBTIDE, EbbtideTest
+from screen import Terminal
+
+CARD = re.compile(r"^card (\d+)  (\S+) +layers (\S+) +(\S+) +(\d+) MiB")
+BAR = re.compile(r"^ \[([WK#\-PLXF?.r ]*)\]$")
+SMALL = {"vram_mib": "24,24", "segment_mib": 1}
+
+STAT = ("STAT device={0} kind=cuda name=Some%20Card state=running layers=0-3 total_mib=1000 free_mib=300 foreign_mib=100 "
+        "reserve_mib=200 base_mib=50 segment_mib=10 cache_mib=400 cache_full_mib=600 cache_floor_mib=10 slots=40 slots_full=60 "
+        "slots_floor=4 resident=20 kv_blocks=10 kv_blocks_free=4 sequences=2 prompt_chunk=64 steps={1} tokens={2} hits={3} "
+        "lookups={4} promotions=0 novel=1")
+LEDGER = "LEDGER device={0} " + " ".join(f"{owner}={mib << 20}" for owner, mib in dict(
+    total=1000, free=300, foreign=100, unexplained=0, weights=100, kv=50, cache=400, workspace=20, stream=0, link=10, blas=10,
+    context=10).items())
+
+
+class StandIn:
+    """An engine that only says what it is told to: answers by verb, each a list of lines for the n-th time it is asked."""
+
+    def __init__(self, path, answers):
+        self.answers, self.asked = answers, {}
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(path))
+        self.listener.listen()
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self.serve, args=(connection,), daemon=True).start()
+
+    def serve(self, connection):
+        with connection, connection.makefile("rb") as requests:
+            for request in requests:
+                verb = request.decode().split()[0]
+                n = self.asked[verb] = self.asked.get(verb, -1) + 1
+                connection.sendall("".join(line + "\n" for line in self.answers[verb](n)).encode())
+
+    def close(self):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+
+
+def answers(n_cards=1, leases=None):
+    """Each round 10 steps, 20 tokens, 30 hits of 40 lookups."""
+    return {
+        "STAT": lambda n: [STAT.format(i, 10 * n, 20 * n, 30 * n, 40 * n) for i in range(n_cards)] + ["STAT-DONE"],
+        "LEDGER": lambda n: [LEDGER.format(i) for i in range(n_cards)] + ["LEDGER-DONE"],
+        "PLAN": lambda n: [f"PLAN device={i} card=cuda:{i}" for i in range(n_cards)] + ["PLAN-DONE"],
+        "LEASES": lambda n: (leases + ["LEASES-DONE"]) if leases is not None else ["ERR - unsupported no leases here"],
+    }
+
+
+class Top(EbbtideTest):
+    def stand_in(self, *args, **options):
+        path = self.sandbox / "stand-in.sock"
+        engine = StandIn(path, answers(*args, **options))
+        self.addCleanup(engine.close)
+        return path
+
+    def top(self, *args, status=0):
+        done = self.command("top", *args)
+        self.assertEqual(done.returncode, status, done.stderr)
+        return done.stdout.decode()
+
+    def terminal(self, rows, columns, *args, term="xterm-256color"):
+        terminal = Terminal([EBBTIDE, "top", *args], rows, columns, dict(self.env, TERM=term))
+        self.addCleanup(terminal.close)
+        return terminal
+
+    def check_screen(self, lines, rows, columns, n_cards):
+        """A whole frame: title, cards with bars of the full width, keys in the last line that is used."""
+        self.assertEqual(len(lines), rows)
+        self.assertTrue(lines[0].startswith("ebbtide top: "), lines)
+        self.assertEqual([int(m[1]) for m in map(CARD.match, lines) if m], list(range(n_cards)))
+        bars = [m[1] for m in map(BAR.match, lines) if m]
+        self.assertEqual([len(bar) for bar in bars], [columns - 4] * n_cards)
+        self.assertTrue([line for line in lines if line][-1].startswith(" q quit"), lines)
+
+    def test_a_frame_says_what_the_engine_says(self):
+        engine = self.serve(name="top", **SMALL)
+        engine.vram("VRAM 11 1")
+        lines = self.top("--once", "--interval", "0.1", "--name", "top").splitlines()
+        stat, ledger = engine.stat(), engine.ledger()
+        text = "\n".join(lines)
+        self.assertLessEqual(max(map(len, lines)), 80)
+        for device in (0, 1):
+            card = next(m for m in map(CARD.match, lines) if m and int(m[1]) == device)
+            self.assertEqual(card.groups()[1:], (f"cpu:{device}", stat[device]["layers"], "idle", "24"))
+            self.assertIn("weights %.1f " % (ledger[device]["weights"] / 2**20), text)
+            self.assertIn("free %.1f" % (ledger[device]["free"] / 2**20), text)
+        self.assertIn("reserve 11", text)
+        engine.finish()
+
+    def test_the_bar_is_the_ledger_in_columns(self):
+        path = self.stand_in()
+        lines = self.top("--once", "--interval", "0", "--columns", "104", "--control", path).splitlines()
+        bar = next(m[1] for m in map(BAR.match, lines) if m)
+        self.assertEqual(bar, "W" * 10 + "K" * 5 + "#" * 20 + "-" * 20 + "PP" + "L" + "XX" + "F" * 10 + "." * 10 + "r" * 20)
+
+    def test_rates_are_those_of_the_last_interval(self):
+        path = self.stand_in()
+        text = self.top("--once", "--interval", "0.5", "--control", path)
+        self.assertIn("hits 75.0 %", text)
+        steps = float(re.search(r"([\d.]+) steps/s", text)[1])
+        self.assertGreater(steps, 2)
+        self.assertLessEqual(steps, 20)
+        self.assertIn("tok/s", text)
+        self.assertIn("hits -", self.top("--once", "--interval", "0", "--control", path))
+
+    def test_json_has_typed_numbers_and_null_for_what_is_not_known(self):
+        path = self.stand_in(2, leases=["LEASE name=game device=1 reserve_mib=700 pid=42 novel=x"])
+        said = json.loads(self.top("--json", "--interval", "0.2", "--control", path))
+        self.assertEqual(said["engine"], "stand-in")
+        card = said["cards"][1]
+        self.assertEqual((card["device"], card["place"], card["name"], card["reserve_mib"]), (1, "cuda:1", "Some Card", 200))
+        self.assertEqual(card["ledger"]["weights"], 100 << 20)
+        self.assertEqual(card["hit_rate"], 0.75)
+        self.assertGreater(card["tokens_per_s"], 10)
+        self.assertEqual(said["leases"], [{"name": "game", "device": 1, "reserve_mib": 700, "until": "pid=42 novel=x"}])
+        still = json.loads(self.top("--json", "--interval", "0", "--control", path))
+        self.assertIsNone(still["cards"][0]["hit_rate"])
+
+    def test_an_engine_without_leases_is_looked_at_all_the_same(self):
+        path = self.stand_in()
+        self.assertIsNone(json.loads(self.top("--json", "--interval", "0", "--control", path))["leases"])
+        self.assertNotIn("lease", self.top("--once", "--interval", "0", "--control", path))
+
+    def test_leases_are_listed(self):
+        path = self.stand_in(leases=["LEASE name=game device=0 reserve_mib=700 pid=42", "LEASE name=comfy reserve_mib=900 for=60"])
+        lines = self.top("--once", "--interval", "0", "--control", path).splitlines()
+        self.assertIn("2 leases", lines[0])
+        self.assertRegex("\n".join(lines), r"(?m)^  game +card 0 +700 MiB +pid=42$")
+        self.assertRegex("\n".join(lines), r"(?m)^  comfy +every card +900 MiB +for=60$")
+
+    def test_terminals_of_80_by_24_and_200_by_50_show_a_whole_frame(self):
+        path = self.stand_in(2)
+        for rows, columns in ((24, 80), (50, 200)):
+            with self.subTest(f"{columns}x{rows}"):
+                terminal = self.terminal(rows, columns, "--control", path, "--interval", "0.1")
+                lines = terminal.see(lambda lines: "hits 75" in "\n".join(lines), "frame with a rate")
+                self.check_screen(lines, rows, columns, 2)
+                self.assertIn(b"\x1b[3", terminal.raw, "it has colours")
+                terminal.type(b"q")
+                self.assertEqual(terminal.end(), 0)
+                self.assertTrue(terminal.attributes_are_restored())
+
+    def test_a_resize_in_the_middle_gives_a_whole_frame_of_the_new_size(self):
+        path = self.stand_in(2)
+        terminal = self.terminal(24, 80, "--control", path, "--interval", "30")
+        terminal.see(lambda lines: "card 1" in "\n".join(lines), "frame")
+        for rows, columns in ((50, 200), (24, 80), (30, 120)):
+            terminal.resize(rows, columns)
+            lines = terminal.see(lambda lines: any(len(m[1]) == columns - 4 for m in map(BAR.match, lines) if m)
+                                 and any(line.startswith(" q quit") for line in lines), "frame after the resize")
+            self.check_screen(lines, rows, columns, 2)
+        terminal.type(b"q")
+        self.assertEqual(terminal.end(), 0)
+
+    def test_a_terminal_smaller_than_the_cards_scrolls_and_a_tiny_one_lives(self):
+        path = self.stand_in(6)
+        terminal = self.terminal(14, 80, "--control", path, "--interval", "30", term="vt100")
+        terminal.see(lambda lines: "card 0" in lines[1] and lines[13].startswith(" q quit"), "frame")
+        terminal.type(b"\x1bOB")
+        terminal.see(lambda lines: BAR.match(lines[1]) and lines[0].startswith("ebbtide top"), "frame one line down")
+        terminal.type(b"\x1bOB" * 60)
+        terminal.see(lambda lines: "card 5" in "\n".join(lines), "last card")
+        for rows, columns in ((3, 10), (1, 1), (24, 80)):
+            terminal.resize(rows, columns)
+            terminal.see(lambda lines: lines[0].startswith("ebbtide top:"[:columns]), "first line")
+        terminal.type(b"q")
+        self.assertEqual(terminal.end(), 0)
+
+    def test_a_terminal_without_colours_reads_the_same(self):
+        path = self.stand_in(2)
+        terminal = self.terminal(24, 80, "--control", path, "--interval", "30", term="vt100")
+        self.check_screen(terminal.see(lambda lines: any(line.startswith(" q quit") for line in lines), "frame"), 24, 80, 2)
+        self.assertNotRegex(terminal.raw, rb"\x1b\[[34]\dm")
+        terminal.process.send_signal(signal.SIGTERM)
+        self.assertEqual(terminal.end(), 143)
+        self.assertTrue(terminal.attributes_are_restored())
+
+    def test_keys_change_the_interval(self):
+        terminal = self.terminal(24, 80, "--control", self.stand_in(), "--interval", "1")
+        terminal.see(lambda lines: "every 1 s" in lines[0], "frame")
+        terminal.type(b"+")
+        terminal.see(lambda lines: "every 2 s" in lines[0], "longer interval")
+        terminal.type(b"--")
+        terminal.see(lambda lines: "every 0.5 s" in lines[0], "shorter interval")
+        terminal.type(b"\x03")
+        self.assertEqual(terminal.end(), 130)
+
+    def test_an_engine_that_ends_is_told_and_waited_for(self):
+        engine = self.serve(name="top", **SMALL)
+        terminal = self.terminal(24, 80, "--name", "top", "--interval", "0.1")
+        terminal.see(lambda lines: "idle" in "\n".join(lines), "frame")
+        engine.finish()
+        terminal.see(lambda lines: "engine gone" in lines[0] and "card 1" in "\n".join(lines), "notice")
+        again = self.serve(name="top", **SMALL)
+        terminal.see(lambda lines: lines[0].startswith("ebbtide top: top") and "gone" not in lines[0], "frame again")
+        terminal.type(b"q")
+        self.assertEqual(terminal.end(), 0)
+        again.finish()
+
+    def test_what_it_cannot_do_is_told_in_a_line(self):
+        done = self.command("top", "--once")
+        self.assertEqual((done.returncode, done.stderr.count(b"\n")), (3, 1), done.stderr)
+        for args in (["--interval", "x"], ["--interval", "-1"], ["--interval", "nan"], ["--columns", "3"], ["--colour"], ["more"],
+                     ["--name", ""], ["--interval"]):
+            with self.subTest(args=args):
+                done = self.command("top", *args)
+                self.assertEqual((done.returncode, done.stderr.count(b"\n")), (2, 1), done.stderr)
+                self.assertIn(b"see ebbtide top --help", done.stderr)
+        terminal = self.terminal(24, 80, "--control", self.stand_in(), term="no-such-terminal")
+        self.assertEqual(terminal.end(), 1)
+        self.assertIn(b"--once", terminal.raw)
+
+
+if __name__ == "__main__":
+    unittest.main()
