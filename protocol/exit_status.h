@@ -26,7 +26,7 @@ static inline void exit_status_help(FILE *out)
         {STATUS_DONE, "done"},
         {STATUS_FAILED, "the run failed, or the model file is bad; one line on stderr says what"},
         {STATUS_USAGE, "bad usage: a command, flag or argument; nothing was started"},
-        {STATUS_NO_ENGINE, "no running engine was found, or several (the tools: vram, stat)"},
+        {STATUS_NO_ENGINE, "no running engine was found, or several (the tools: vram, stat, top)"},
         {STATUS_SHORTFALL, "served, but less memory is free than was asked for (ebbtide vram)"},
         {STATUS_INTERRUPTED, "interrupted (SIGINT)"},
         {STATUS_TERMINATED, "terminated (SIGTERM)"},

@@ -194,7 +194,15 @@ void command_completion(FILE *out)
     fputs("    help) words=\"", out);
     for (size_t i = 0; i < n; i++)
         fprintf(out, "%s ", table[i].name);
-    fputs("--man --completion\" ;;\n    *) words=--help ;;\n    esac\n"
+    fputs("--man --completion\" ;;\n    ", out);
+    for (size_t i = 0, n_tools = 0; i < n; i++)
+        if (table[i].run == NULL)
+            fprintf(out, "%s%s", n_tools++ > 0 ? " | " : "", table[i].name);
+    fputs(")\n        # a program of its own: its page has its flags\n"
+          "        words=$(\"${COMP_WORDS[0]}\" \"${COMP_WORDS[1]}\" --help 2>/dev/null </dev/null "
+          "|\n"
+          "            grep -oE -- '--[a-z][a-z-]*' | sort -u)\n        ;;\n"
+          "    *) words=--help ;;\n    esac\n"
           "    COMPREPLY=($(compgen -W \"$words\" -- \"$word\"))\n}\n"
           "complete -F _ebbtide -o default ebbtide\n",
           out);

@@ -6,7 +6,7 @@ import socket
 import threading
 import unittest
 
-from ebbtide import BIN, DEMO, EBBTIDE, EbbtideTest
+from ebbtide import EBBTIDE, EbbtideTest
 from screen import Terminal
 
 CARD = re.compile(r"^card (\d+)  (\S+) +layers (\S+) +(\S+) +(\d+) MiB")

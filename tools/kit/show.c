@@ -6,6 +6,7 @@
 #include "tools/kit/kit.h"
 
 #include <errno.h>
+#include <float.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -79,8 +80,10 @@ void kit_table_print(FILE *out, const struct kit_reply *r, const struct kit_colu
 
 static json_t *json_value(const struct message *m, const struct message_field *field)
 {
-    static const char *const texts[] = {"kind", "name", "state", "layers", "reason"};
+    static const char *const texts[] = {"kind",   "name", "state", "layers",
+                                        "reason", "card", "uuid",  "lease"};
     char text[1024], *end;
+    double real;
     size_t n_bytes = 0;
     bool is_text = field->value[0] == '\0';
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
@@ -89,6 +92,8 @@ static json_t *json_value(const struct message *m, const struct message_field *f
     long long number = strtoll(field->value, &end, 10);
     if (!is_text && *end == '\0' && errno == 0)
         return json_integer(number);
+    if (!is_text && message_f64(m, field->key, -DBL_MAX, DBL_MAX, &real, NULL) == 0)
+        return json_real(real);
     if (message_text(m, field->key, text, sizeof text, &n_bytes, NULL) == 0) {
         json_t *value = json_stringn(text, n_bytes);
         if (value != NULL)
