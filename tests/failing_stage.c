@@ -1,5 +1,5 @@
-/* tests/failing_stage.c - a CPU stage whose card refuses what it is told to: stages/ linked with a driver table that wraps the
- * CPU card's.
+/* tests/failing_stage.c - a stage whose card refuses what it is told to: stages/ linked with a driver table that wraps a card's own
+ * (failing_stage.h says whose).
  *
  * Its first option names a file of orders: `<call> <nth> [for-ever]`, with call one of reserve, unreserve, create, destroy, map,
  * set_access, unmap, memory. The Nth such call from the moment the order was written is refused, or all from that one on. The
@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include "stages/platform.h"
+#include "tests/failing_stage.h"
 
 static struct failing {
     struct vmm_driver inner;
@@ -119,10 +119,7 @@ static void failing_close(struct vmm_driver *d)
 
 static int memory_open(struct vmm_driver *d, const struct platform_card *card, struct error *err)
 {
-    struct vmm_host_settings settings = {.device = card->device,
-                                         .capacity_bytes = card->capacity_bytes,
-                                         .name_space = card->name_space};
-    int rc = vmm_driver_host_open(&f.inner, &settings, err);
+    int rc = failing_card()->memory_open(&f.inner, card, err);
     if (rc != 0)
         return rc;
     *d = (struct vmm_driver){.name = "failing",
@@ -150,14 +147,10 @@ static int describe(const struct platform_card *card, char *name, size_t name_ma
 
 int main(int argc, char **argv)
 {
-    static const struct link_driver *const links[] = {&link_socket, NULL};
-    const struct platform failing = {.kind = "cpu",
-                                     .program = "failing-stage",
-                                     .memory_open = memory_open,
-                                     .describe = describe,
-                                     .exec = &exec_cpu,
-                                     .kernels = kernel_set_cpu,
-                                     .links = links};
+    struct platform failing = *failing_card();
+    failing.program = "failing-stage";
+    failing.memory_open = memory_open;
+    failing.describe = describe;
     if (argc < 3 || strcmp(argv[1], "--orders") != 0) {
         (void)fprintf(stderr, "usage: failing-stage --orders FILE [a stage's options]\n");
         return 2;

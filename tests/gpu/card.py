@@ -126,6 +126,9 @@ class ForeignOnCpu:
     def allocate(self, mib):
         if mib > self.free_mib():
             raise OSError("out of memory")
+        self.hold(mib)
+
+    def hold(self, mib):
         process = subprocess.Popen([str(FOREIGN_CPU), "--namespace", self.test.namespace, "--device", str(ORDINAL), "--mib", str(mib)],
                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self.test.env)
         self.holders.append(process)
