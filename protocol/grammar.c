@@ -3,8 +3,8 @@
  * A row says what a verb takes: how many bare fields, whether the first is a tag, and which keys.
  * What the values of keys may be is the business of who reads them (message_u64() and its like).
  * GRAMMAR.md says the same for people; a change there is a change here. A name that is not known is
- * answered with the nearest one that is. Verbs and keys of the protocol that nobody has built yet
- * stand in the tables too, so that they are told apart from misspelt ones. Threads: read-only
+ * answered with the nearest one that is. Verbs of the protocol that nobody has built yet stand in
+ * the tables too, so that they are told apart from misspelt ones. Threads: read-only
  * tables, pure functions. Refuses: replies and events are not in the tables, their readers are
  * lenient.
  */
@@ -17,7 +17,7 @@
 #define KEYS_MAX       20
 #define NAME_BYTES_MAX 31
 
-enum key_kind { KEY_OPTIONAL, KEY_REQUIRED, KEY_REPEATABLE, KEY_NOT_BUILT };
+enum key_kind { KEY_OPTIONAL, KEY_REQUIRED, KEY_REPEATABLE };
 
 struct key_rule {
     const char *name;
@@ -83,20 +83,17 @@ static const struct verb_rule control_rules[] = {
     {.name = "VRAM",
      .bare = "[<reserve_mib>|-] [<dev>]",
      .bare_max = 2,
-     .keys = {{"for", KEY_NOT_BUILT},
-              {"pid", KEY_NOT_BUILT},
-              {"conn", KEY_NOT_BUILT},
-              {"lease", KEY_NOT_BUILT}}},
+     .keys = {{.name = "for"}, {.name = "pid"}, {.name = "conn"}, {.name = "lease"}}},
+    {.name = "UNLEASE", .bare = "<lease>", .bare_min = 1, .bare_max = 1},
+    {.name = "LEASES"},
+    {.name = "WATCH"},
     {.name = "STAT", .bare = "[<dev>]", .bare_max = 1},
     {.name = "LEDGER", .bare = "[<dev>]", .bare_max = 1},
     {.name = "PLAN"},
     {.name = "PING", .bare = "<token>", .bare_min = 1, .bare_max = 1},
     {.name = "QUIT"},
     {.name = "SHUTDOWN"},
-    {.name = "LEASES", .not_built = true},
-    {.name = "UNLEASE", .not_built = true},
     {.name = "RECYCLE", .not_built = true},
-    {.name = "WATCH", .not_built = true},
 };
 
 static const struct verb_rule stage_rules[] = {
@@ -294,9 +291,6 @@ static int check_keys(const struct message *m, const struct verb_rule *rule, str
             k++;
         if (rule->keys[k].name == NULL)
             return refuse_key(rule, key, err);
-        if (rule->keys[k].kind == KEY_NOT_BUILT)
-            return error_set(err, EBB_EUNSUPPORTED, "%s: %s= is not supported by this version",
-                             rule->name, key);
         if (seen[k] && rule->keys[k].kind != KEY_REPEATABLE)
             return error_set(err, EBB_EINVAL, "%s: %s= is given twice", rule->name, key);
         seen[k] = true;

@@ -51,6 +51,54 @@ static int device_parse(const char *text, uint32_t n_devices, struct vram_reques
     return 0;
 }
 
+static int lease_name_parse(const char *name, struct vram_request *out, struct error *err)
+{
+    if (out->term == LEASE_NONE)
+        return error_set(err, EBB_EINVAL,
+                         "VRAM: lease= names a lease; it wants for=, pid= or conn=1 beside it, "
+                         "which says when that ends");
+    if (!tag_is_valid(name))
+        return error_set(err, EBB_EINVAL,
+                         "VRAM: lease= wants 1 to %d characters A-Z a-z 0-9 . _ : -, got \"%s\"",
+                         LEASE_NAME_MAX, excerpt_of_text(name).text);
+    (void)snprintf(out->lease, sizeof out->lease, "%s", name);
+    return 0;
+}
+
+/* for=, pid= or conn=1, at most one of them, and lease=. */
+static int lease_parse(const struct message *m, struct vram_request *out, struct error *err)
+{
+    static const char *const terms[] = {"for", "pid", "conn"};
+    const char *given = NULL, *name = message_key(m, "lease");
+    uint64_t value = 0;
+    int rc = 0;
+
+    for (size_t i = 0; i < sizeof terms / sizeof terms[0]; i++) {
+        if (message_key(m, terms[i]) == NULL)
+            continue;
+        if (given != NULL)
+            return error_set(err, EBB_EINVAL,
+                             "VRAM: %s= and %s= exclude each other: one thing ends a lease", given,
+                             terms[i]);
+        given = terms[i];
+        out->term = LEASE_TIME + (enum lease_term)i;
+    }
+    if (given != NULL && message_bare(m, 0) == NULL)
+        return error_set(
+            err, EBB_EINVAL,
+            "VRAM: a lease (%s=) wants its reserve: whole MiB, or \"-\" for the start's", given);
+    if (out->term == LEASE_TIME) {
+        rc = message_u64(m, "for", 1, LEASE_SECONDS_MAX, &value, err);
+        out->seconds = (uint32_t)value;
+    } else if (out->term == LEASE_PROCESS) {
+        rc = message_u64(m, "pid", 1, INT32_MAX, &value, err);
+        out->pid = (int32_t)value;
+    } else if (out->term == LEASE_CONNECTION) {
+        rc = message_u64(m, "conn", 1, 1, &value, err);
+    }
+    return rc == 0 && name != NULL ? lease_name_parse(name, out, err) : rc;
+}
+
 int vram_request_parse(const struct message *m, uint32_t n_devices, struct vram_request *out,
                        struct error *err)
 {
@@ -58,10 +106,6 @@ int vram_request_parse(const struct message *m, uint32_t n_devices, struct vram_
     const char *reserve = message_bare(m, 0), *device = message_bare(m, 1);
     int rc = 0;
 
-    if (m->n_fields > m->n_bare)
-        return error_set(err, EBB_EUNSUPPORTED,
-                         "VRAM: %s= is not supported by this version; leases are not built yet",
-                         excerpt_of_text(m->fields[m->n_bare].key).text);
     if (m->n_bare > 2)
         return error_set(err, EBB_EINVAL,
                          "VRAM wants [<reserve_mib>|-] [<dev>] and no more, got \"%s\" as field 3",
@@ -70,6 +114,8 @@ int vram_request_parse(const struct message *m, uint32_t n_devices, struct vram_
         rc = reserve_parse(reserve, &request, err);
     if (rc == 0 && device != NULL)
         rc = device_parse(device, n_devices, &request, err);
+    if (rc == 0)
+        rc = lease_parse(m, &request, err);
     if (rc == 0)
         *out = request;
     return rc;

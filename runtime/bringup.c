@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "runtime/cards.h"
+#include "runtime/lending.h"
 #include "runtime/plan_model.h"
 #include "runtime/recovery.h"
 
@@ -150,7 +151,8 @@ static void load_send(struct engine *e, struct peer *p)
     line_u64(&w, "stage", p->index);
     line_u64(&w, "stages", e->n_peers);
     line_key(&w, "layers", range);
-    line_u64(&w, "reserve_mib", p->base_mib);
+    p->sent_mib = lending_reserve_to_load(e, p);
+    line_u64(&w, "reserve_mib", p->sent_mib);
     line_u64(&w, "segment_mib", e->sizes.segment_mib);
     line_u64(&w, "context", e->sizes.context);
     line_u64(&w, "sequences", e->sizes.n_sequences);
@@ -178,11 +180,12 @@ static int sizes_decide(struct engine *e, struct error *err)
     for (uint32_t i = 0; i < e->n_peers; i++) {
         const struct peer *p = &e->peers[i];
         total_mib[i] = p->total_mib;
-        plan_card(&cards[i], p->card, p->free_mib, p->base_mib);
-        if (p->base_mib > p->total_mib)
+        uint64_t reserve_mib = leases_in_force(&e->leases, i);
+        plan_card(&cards[i], p->card, p->free_mib, reserve_mib);
+        if (reserve_mib > p->total_mib)
             return error_set(err, EBB_ERANGE,
                              "card %s: a reserve of %" PRIu64 " MiB, it has %" PRIu64 " in all",
-                             p->label, p->base_mib, p->total_mib);
+                             p->label, reserve_mib, p->total_mib);
     }
     int code = plan_choose(&e->plan, &e->sizes, e->settings, e->model, cards, total_mib,
                            &e->plan_attempts, err);

@@ -1,6 +1,9 @@
 /* runtime/cards.c - VRAM, STAT, LEDGER, PLAN: fan out to the stages, gather, answer in device
  * order.
  *
+ * VRAM and UNLEASE are one queue over all connections: each changes base or leases when its turn
+ * comes, then every card concerned is told the reserve in force.
+ *
  * A card_command stands in its connection's order of answers; while stages owe it something they
  * point at it, so one whose connection is lost lives on without it until the last has answered.
  * Receipts are read and written anew (nothing of a stage reaches a client unchecked); STAT and
@@ -11,10 +14,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include "runtime/connection.h"
+#include "runtime/lending.h"
 
 static bool concerns(const struct card_command *k, uint32_t device)
 {
-    return k->every_card || k->device == device;
+    return (k->cards >> device & 1) != 0;
 }
 
 static void lines_free(struct engine *e, struct card_command *k)
@@ -28,6 +32,7 @@ static void lines_free(struct engine *e, struct card_command *k)
 void card_command_free(struct engine *e, struct card_command *k)
 {
     lines_free(e, k);
+    lending_handle_close(&k->pidfd);
     free(k->text);
     free(k);
 }
@@ -81,7 +86,8 @@ static void vram_send(struct engine *e, struct peer *p)
 {
     struct line_writer w;
     line_begin(&w, e->line, LINE_BYTES_MAX, "VRAM");
-    line_bare_i64(&w, (int64_t)p->base_mib);
+    p->sent_mib = leases_in_force(&e->leases, p->index);
+    line_bare_i64(&w, (int64_t)p->sent_mib);
     int n = line_end(&w);
     p->vram_sent = true;
     if (n > 0)
@@ -91,11 +97,11 @@ static void vram_send(struct engine *e, struct peer *p)
 static void vram_start(struct engine *e, struct card_command *k)
 {
     k->started = true;
+    lending_apply(e, k);
     for (uint32_t i = 0; i < e->n_peers; i++) {
         struct peer *p = &e->peers[i];
         if (!concerns(k, i))
             continue;
-        p->base_mib = k->to_start ? p->card->reserve_mib : k->reserve_mib;
         p->vram = k;
         p->vram_sent = false;
         k->n_missing++;
@@ -106,24 +112,36 @@ static void vram_start(struct engine *e, struct card_command *k)
 
 static void vram_finish(struct engine *e, struct card_command *k)
 {
-    char last[600];
+    char last[700];
     uint32_t n_cards = 0;
+    const char *lease = k->request.lease;
     for (uint32_t i = 0; i < e->n_peers; i++)
         n_cards += k->lines[i] != NULL;
     if (k->refused.code != 0)
         (void)snprintf(last, sizeof last, "ERR - %s %s\n", error_code_name(k->refused.code),
                        k->refused.text);
     else
-        (void)snprintf(last, sizeof last,
-                       "VRAM-DONE cards=%" PRIu32 " freed_mib=%" PRId64 " shortfall_mib=%" PRIu64
-                       "\n",
-                       n_cards, k->freed_mib, k->shortfall_mib);
+        (void)snprintf(
+            last, sizeof last,
+            "VRAM-DONE cards=%" PRIu32 " freed_mib=%" PRId64 " shortfall_mib=%" PRIu64 "%s%s\n",
+            n_cards, k->freed_mib, k->shortfall_mib, lease[0] != '\0' ? " lease=" : "", lease);
+    lending_finish(e, k);
     e->vram_first = k->next_vram;
     if (e->vram_first == NULL)
         e->vram_last = NULL;
     answer_whole(e, k, last);
-    if (e->vram_first != NULL)
-        vram_start(e, e->vram_first);
+}
+
+/* A loop: one command that needs no card must not call for the next from within. */
+static void vram_advance(struct engine *e)
+{
+    while (e->vram_first != NULL) {
+        if (!e->vram_first->started)
+            vram_start(e, e->vram_first);
+        if (e->vram_first->n_missing > 0)
+            return;
+        vram_finish(e, e->vram_first);
+    }
 }
 
 static void vram_part_done(struct engine *e, struct peer *p)
@@ -131,7 +149,7 @@ static void vram_part_done(struct engine *e, struct peer *p)
     struct card_command *k = p->vram;
     p->vram = NULL;
     if (--k->n_missing == 0)
-        vram_finish(e, k);
+        vram_advance(e);
 }
 
 /* Every card concerned must have as much in all; else nothing changes anywhere. */
@@ -148,26 +166,72 @@ static int vram_check(const struct engine *e, const struct vram_request *r, stru
     return 0;
 }
 
+static void vram_queue(struct engine *e, struct card_command *k)
+{
+    *(e->vram_last != NULL ? &e->vram_last->next_vram : &e->vram_first) = k;
+    e->vram_last = k;
+    if (e->vram_first == k)
+        vram_advance(e);
+}
+
 void cards_vram(struct engine *e, struct connection *c, const struct message *m)
 {
     struct vram_request r;
     struct error err = {0};
     struct card_command *k;
-    if (vram_request_parse(m, e->n_peers, &r, &err) != 0 || vram_check(e, &r, &err) != 0) {
+    int pidfd = -1;
+    int code = vram_request_parse(m, e->n_peers, &r, &err);
+    if (code == 0)
+        code = vram_check(e, &r, &err);
+    if (code == 0 && r.term == LEASE_PROCESS)
+        code = lending_handle_open(r.pid, &pidfd, &err);
+    if (code != 0) {
+        reply_error(e, c, false, "-", &err);
+        return;
+    }
+    k = command_add(e, c, REPLY_VRAM);
+    if (k == NULL) {
+        lending_handle_close(&pidfd);
+        return;
+    }
+    k->action = r.term == LEASE_NONE ? VRAM_BASE : VRAM_LEASE;
+    k->request = r;
+    k->pidfd = pidfd;
+    vram_queue(e, k);
+}
+
+void cards_unlease(struct engine *e, struct connection *c, const struct message *m)
+{
+    const char *name = message_bare(m, 0);
+    struct error err;
+    struct card_command *k;
+    if (!tag_is_valid(name)) {
+        (void)leases_end(&e->leases, name, NULL, &err); /* says that it is none, and the nearest */
         reply_error(e, c, false, "-", &err);
         return;
     }
     k = command_add(e, c, REPLY_VRAM);
     if (k == NULL)
         return;
-    k->every_card = r.every_card;
-    k->device = r.device;
-    k->to_start = r.to_start;
-    k->reserve_mib = r.reserve_mib;
-    *(e->vram_last != NULL ? &e->vram_last->next_vram : &e->vram_first) = k;
-    e->vram_last = k;
-    if (e->vram_first == k)
-        vram_start(e, k);
+    k->action = VRAM_UNLEASE;
+    (void)snprintf(k->request.lease, sizeof k->request.lease, "%s", name);
+    vram_queue(e, k);
+}
+
+int cards_settle(struct engine *e)
+{
+    struct card_command *k = calloc(1, sizeof *k);
+    if (k != NULL)
+        k->lines = calloc(e->n_peers, sizeof *k->lines);
+    if (k == NULL || k->lines == NULL) {
+        free(k);
+        return EBB_ENOMEM;
+    }
+    k->kind = REPLY_VRAM;
+    k->action = VRAM_SETTLE;
+    k->pidfd = -1;
+    vram_queue(e, k);
+    return 0;
 }
 
 void cards_receipt(struct engine *e, struct peer *p, const struct message *m)
@@ -189,6 +253,8 @@ void cards_receipt(struct engine *e, struct peer *p, const struct message *m)
         return;
     }
     line[n] = '\0';
+    p->met_mib = r.reserve_mib < r.free_mib ? r.reserve_mib : r.free_mib;
+    lending_receipt(e, k, line);
     k->lines[p->index] = strdup(line);
     k->freed_mib += r.freed_mib;
     k->shortfall_mib += r.shortfall_mib;
@@ -227,19 +293,19 @@ static char *line_without_stage(const struct engine *e, const struct peer *p, en
     name[w.n_bytes < sizeof name ? w.n_bytes : sizeof name - 1] = '\0';
     const char *named = strstr(name, "name=");
     if (kind == REPLY_STAT)
-        (void)snprintf(line, sizeof line,
-                       "STAT device=%" PRIu32 " kind=%s %.380s state=restarting layers=%" PRIu32
-                       "-%" PRIu32 " total_mib=%" PRIu64
-                       " free_mib=0 foreign_mib=0 reserve_mib=%" PRIu64 " base_mib=%" PRIu64
-                       " segment_mib=%" PRIu64
-                       " cache_mib=0 cache_full_mib=0 cache_floor_mib=0 slots=0 slots_full=%" PRIu64
-                       " slots_floor=0 resident=0 kv_blocks=%" PRIu64
-                       " kv_blocks_free=0 sequences=0 prompt_chunk=%" PRIu32
-                       " steps=0 hits=0 lookups=0 promotions=0\n",
-                       p->index, p->card->kind == CARD_CUDA ? "cuda" : "cpu",
-                       named != NULL ? named : "name=", plan->layer_first, plan->layer_last,
-                       p->total_mib, p->base_mib, p->base_mib, e->sizes.segment_mib,
-                       p->held.slots_full, p->held.kv_blocks, e->sizes.chunk);
+        (void)snprintf(
+            line, sizeof line,
+            "STAT device=%" PRIu32 " kind=%s %.380s state=restarting layers=%" PRIu32 "-%" PRIu32
+            " total_mib=%" PRIu64 " free_mib=0 foreign_mib=0 reserve_mib=%" PRIu64
+            " base_mib=%" PRIu64 " segment_mib=%" PRIu64
+            " cache_mib=0 cache_full_mib=0 cache_floor_mib=0 slots=0 slots_full=%" PRIu64
+            " slots_floor=0 resident=0 kv_blocks=%" PRIu64
+            " kv_blocks_free=0 sequences=0 prompt_chunk=%" PRIu32
+            " steps=0 hits=0 lookups=0 promotions=0\n",
+            p->index, p->card->kind == CARD_CUDA ? "cuda" : "cpu",
+            named != NULL ? named : "name=", plan->layer_first, plan->layer_last, p->total_mib,
+            leases_in_force(&e->leases, p->index), e->leases.base_mib[p->index],
+            e->sizes.segment_mib, p->held.slots_full, p->held.kv_blocks, e->sizes.chunk);
     else
         (void)snprintf(line, sizeof line,
                        "LEDGER device=%" PRIu32 " total=%" PRIu64
@@ -304,12 +370,12 @@ void cards_ask(struct engine *e, struct connection *c, const struct message *m,
     struct card_command *k = command_add(e, c, kind);
     if (k == NULL)
         return;
-    k->every_card = every_card;
-    k->device = device;
+    k->cards = lending_cards(e, every_card, device);
     replies_flush(e, c);
 }
 
 static void plan_answer(struct engine *e, struct card_command *k);
+static void leases_answer(struct engine *e, struct card_command *k);
 
 void cards_start(struct engine *e, struct card_command *k)
 {
@@ -317,6 +383,10 @@ void cards_start(struct engine *e, struct card_command *k)
     k->started = true;
     if (k->kind == REPLY_PLAN) {
         plan_answer(e, k);
+        return;
+    }
+    if (k->kind == REPLY_LEASES) {
+        leases_answer(e, k);
         return;
     }
     k->n_missing = 1; /* held until all are asked */
@@ -366,18 +436,35 @@ static void plan_answer(struct engine *e, struct card_command *k)
         const struct peer *p = &e->peers[i];
         const struct held *h = &p->held;
         char line[600];
-        (void)snprintf(
-            line, sizeof line,
-            "PLAN device=%" PRIu32 " card=%s layers=%" PRIu32 "-%" PRIu32 " total_mib=%" PRIu64
-            " reserve_mib=%" PRIu64 " segment_mib=%" PRIu64 " weights=%" PRIu64 " kv=%" PRIu64
-            " workspace=%" PRIu64 " cache=%" PRIu64 " slots=%" PRIu64 " slots_full=%" PRIu64
-            " kv_tokens=%" PRIu32 " context=%" PRIu32 " chunk=%" PRIu32 " threads=%" PRIu64 "\n",
-            i, p->label, e->plan.stages[i].layer_first, e->plan.stages[i].layer_last, p->total_mib,
-            p->base_mib, e->sizes.segment_mib, h->weights, h->kv, h->workspace, h->cache, h->slots,
-            h->slots_full, e->sizes.kv_tokens, e->sizes.context, e->sizes.chunk, h->threads);
+        (void)snprintf(line, sizeof line,
+                       "PLAN device=%" PRIu32 " card=%s layers=%" PRIu32 "-%" PRIu32
+                       " total_mib=%" PRIu64 " reserve_mib=%" PRIu64 " segment_mib=%" PRIu64
+                       " weights=%" PRIu64 " kv=%" PRIu64 " workspace=%" PRIu64 " cache=%" PRIu64
+                       " slots=%" PRIu64 " slots_full=%" PRIu64 " kv_tokens=%" PRIu32
+                       " context=%" PRIu32 " chunk=%" PRIu32 " threads=%" PRIu64 "\n",
+                       i, p->label, e->plan.stages[i].layer_first, e->plan.stages[i].layer_last,
+                       p->total_mib, e->leases.base_mib[i], e->sizes.segment_mib, h->weights, h->kv,
+                       h->workspace, h->cache, h->slots, h->slots_full, e->sizes.kv_tokens,
+                       e->sizes.context, e->sizes.chunk, h->threads);
         k->lines[i] = strdup(line);
     }
     answer_whole(e, k, "PLAN-DONE\n");
+}
+
+/* At its turn, so that it shows what the commands before it did. */
+static void leases_answer(struct engine *e, struct card_command *k)
+{
+    char *text = lending_list(e, now_us());
+    if (text == NULL && k->connection != NULL)
+        connection_lose(k->connection, EBB_ENOMEM);
+    answer_whole(e, k, text != NULL ? text : "");
+    free(text);
+}
+
+void cards_leases(struct engine *e, struct connection *c)
+{
+    if (command_add(e, c, REPLY_LEASES) != NULL)
+        replies_flush(e, c);
 }
 
 void cards_plan(struct engine *e, struct connection *c)

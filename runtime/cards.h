@@ -9,6 +9,10 @@
 #include "runtime/peer.h"
 
 void cards_vram(struct engine *e, struct connection *c, const struct message *m);
+void cards_unlease(struct engine *e, struct connection *c, const struct message *m);
+void cards_leases(struct engine *e, struct connection *c);
+/* Leases have ended: at its turn, every card whose reserve in force is another than it was told is told. EBB_ENOMEM. */
+int cards_settle(struct engine *e);
 void cards_ask(struct engine *e, struct connection *c, const struct message *m,
                enum reply_kind kind);
 void cards_plan(struct engine *e, struct connection *c);

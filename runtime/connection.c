@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "runtime/cards.h"
+#include "runtime/lending.h"
 #include "runtime/request.h"
 
 #define QUEUE_BYTES_MAX ((size_t)4 << 20)
@@ -27,6 +28,7 @@ int connection_add(struct engine *e, int fd_in, int fd_out, bool is_controller,
         return code;
     }
     c->is_controller = is_controller;
+    c->number = ++e->n_connections;
     c->next = e->connections;
     e->connections = c;
     *out = c;
@@ -86,7 +88,7 @@ void connection_greet(struct engine *e, struct connection *c)
         line_key(&w, "layers", range);
         line_u64(&w, "total_mib", p->total_mib);
         line_u64(&w, "free_mib", p->held.free >> 20);
-        line_u64(&w, "reserve_mib", p->base_mib);
+        line_u64(&w, "reserve_mib", leases_in_force(&e->leases, i));
         line_u64(&w, "cache_mib", p->held.cache >> 20);
         line_u64(&w, "segment_mib", e->sizes.segment_mib);
         if (line_end(&w) > 0)
@@ -108,6 +110,7 @@ struct card_command *reply_add(struct engine *e, struct connection *c, enum repl
         return NULL;
     }
     k->connection = c;
+    k->pidfd = -1;
     k->kind = kind;
     k->bypass = bypass;
     *(c->last != NULL ? &c->last->next : &c->first) = k;
@@ -219,6 +222,29 @@ static void pong(struct engine *e, struct connection *c, const char *token)
         reply_line(e, c, true, e->scratch, (size_t)n);
 }
 
+/* What concerns the cards and their leases. false: another verb. */
+static bool card_line_serve(struct engine *e, struct connection *c, const struct message *m)
+{
+    const char *verb = m->verb;
+    if (strcmp(verb, "VRAM") == 0)
+        cards_vram(e, c, m);
+    else if (strcmp(verb, "UNLEASE") == 0)
+        cards_unlease(e, c, m);
+    else if (strcmp(verb, "LEASES") == 0)
+        cards_leases(e, c);
+    else if (strcmp(verb, "WATCH") == 0)
+        lending_watch(e, c);
+    else if (strcmp(verb, "STAT") == 0)
+        cards_ask(e, c, m, REPLY_STAT);
+    else if (strcmp(verb, "LEDGER") == 0)
+        cards_ask(e, c, m, REPLY_LEDGER);
+    else if (strcmp(verb, "PLAN") == 0)
+        cards_plan(e, c);
+    else
+        return false;
+    return true;
+}
+
 static void line_serve(struct engine *e, struct connection *c, char *line, size_t n_bytes)
 {
     struct message *m = &e->message;
@@ -233,6 +259,8 @@ static void line_serve(struct engine *e, struct connection *c, char *line, size_
         return;
     }
     const char *verb = m->verb;
+    if (card_line_serve(e, c, m))
+        return;
     if (strcmp(verb, "PART") == 0)
         code = prompt_part(e, c, m, &err);
     else if (strcmp(verb, "GEN") == 0)
@@ -241,14 +269,6 @@ static void line_serve(struct engine *e, struct connection *c, char *line, size_
         code = prompt_score(e, c, m, &err);
     else if (strcmp(verb, "STOP") == 0)
         stop_request(e, c, m);
-    else if (strcmp(verb, "VRAM") == 0)
-        cards_vram(e, c, m);
-    else if (strcmp(verb, "STAT") == 0)
-        cards_ask(e, c, m, REPLY_STAT);
-    else if (strcmp(verb, "LEDGER") == 0)
-        cards_ask(e, c, m, REPLY_LEDGER);
-    else if (strcmp(verb, "PLAN") == 0)
-        cards_plan(e, c);
     else if (strcmp(verb, "PING") == 0)
         pong(e, c, message_bare(m, 0));
     else if (strcmp(verb, "QUIT") == 0)
@@ -305,6 +325,7 @@ void connection_free(struct engine *e, struct connection *c)
     while (*at != c)
         at = &(*at)->next;
     *at = c->next;
+    lending_connection_gone(e, c);
     while (c->requests != NULL)
         request_free(e, c->requests);
     for (struct card_command *k = c->first, *next; k != NULL; k = next) {

@@ -23,6 +23,7 @@
 #include "runtime/connection.h"
 #include "runtime/control.h"
 #include "runtime/launch.h"
+#include "runtime/lending.h"
 #include "runtime/recovery.h"
 #include "runtime/request.h"
 #include "runtime/steps.h"
@@ -136,7 +137,7 @@ static int poll_timeout(const struct engine *e)
 
 static void wait_and_serve(struct engine *e, int timeout)
 {
-    size_t n = 2, at = 2;
+    size_t n = 2 + e->leases.n, at = 2, n_handles;
     struct connection *first = e->connections;
     for (uint32_t i = 0; i < e->n_peers; i++)
         n += POLLS_PER_PEER;
@@ -150,18 +151,21 @@ static void wait_and_serve(struct engine *e, int timeout)
     if (pausing && (timeout < 0 || timeout > CONTROL_PAUSE_US / 1000))
         timeout = CONTROL_PAUSE_US / 1000;
     e->polls[1] = (struct pollfd){.fd = listening ? e->fd_listen : -1, .events = POLLIN};
+    n_handles = lending_poll(e, e->polls + at);
+    at += n_handles;
     for (uint32_t i = 0; i < e->n_peers; i++, at += POLLS_PER_PEER)
         poll_peer(&e->peers[i], e->polls + at);
     for (struct connection *c = first; c != NULL; c = c->next, at += POLLS_PER_CONNECTION)
         poll_connection(c, e->polls + at);
-    if (poll(e->polls, n, timeout) <= 0)
+    if (poll(e->polls, at, timeout) <= 0)
         return;
     if ((e->polls[0].revents & POLLIN) != 0) {
         uint64_t count;
         ssize_t got = read(e->fd_wake, &count, sizeof count);
         (void)got;
     }
-    at = 2;
+    lending_polled(e, e->polls + 2, n_handles);
+    at = 2 + n_handles;
     for (uint32_t i = 0; i < e->n_peers; i++, at += POLLS_PER_PEER)
         serve_peer(e, &e->peers[i], e->polls + at);
     for (struct connection *c = first; c != NULL; c = c->next, at += POLLS_PER_CONNECTION)
@@ -183,7 +187,8 @@ static void engine_turn(struct engine *e)
     if (e->phase == PHASE_SERVING)
         steps_pump(e);
     connections_reap(e);
-    wait_and_serve(e, poll_timeout(e));
+    lending_turn(e);
+    wait_and_serve(e, lending_timeout(e, poll_timeout(e)));
 }
 
 static bool answers_pending(const struct engine *e)
@@ -254,16 +259,18 @@ static int memory_open(struct engine *e, struct error *err)
     e->peers = calloc(e->n_peers, sizeof *e->peers);
     e->line = malloc(LINE_BYTES_MAX);
     e->scratch = malloc(LINE_BYTES_MAX);
+    uint64_t start_mib[CARDS_MAX];
     if (e->peers == NULL || e->line == NULL || e->scratch == NULL || polls_reserve(e, 64) != 0)
         return error_set(err, EBB_ENOMEM, "no memory for the engine");
     for (uint32_t i = 0; i < e->n_peers; i++) {
         struct peer *p = &e->peers[i];
         p->index = i;
         p->card = &e->settings->cards[i];
-        p->base_mib = p->card->reserve_mib;
+        start_mib[i] = p->met_mib = p->card->reserve_mib;
         p->process = (struct process){.pidfd = -1, .fd_in = -1, .fd_out = -1, .fd_err = -1};
         card_label(p->card, p->label, sizeof p->label);
     }
+    leases_init(&e->leases, start_mib, e->n_peers);
     return 0;
 }
 
@@ -373,6 +380,7 @@ void engine_close(struct engine *e)
     if (e->peers != NULL)
         stages_end(e);
     cards_close(e);
+    lending_close(e);
     control_close(e);
     scheduler_close(e->scheduler);
     chat_close(e->chat);

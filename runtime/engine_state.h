@@ -9,6 +9,7 @@
  *   recovery.c      a stage died or broke its word: a new epoch, replay
  *   connection.c    a controller or client: its lines, its answers in order
  *   cards.c         VRAM, STAT, LEDGER over the cards
+ *   leases.c        who has borrowed what (pure); lending.c: how leases end, and who is told
  *   request.c       a tag's life; prompt.c: what PART and GEN say; sampling.c: how its tokens are drawn
  *   control.c       the control socket and the guard that removes it
  *
@@ -20,6 +21,7 @@
 #include "protocol/channel.h"
 #include "protocol/vram.h"
 #include "runtime/engine.h"
+#include "runtime/leases.h"
 #include "runtime/model/chat.h"
 #include "runtime/model/model.h"
 #include "runtime/model/tokenizer.h"
@@ -75,7 +77,8 @@ struct peer {
     char name[128];
     uint64_t total_mib, free_mib;
     struct held held;
-    uint64_t base_mib; /* the base reserve in force */
+    uint64_t sent_mib; /* the reserve it was last told, by LOAD or VRAM */
+    uint64_t met_mib;  /* of the reserve, what was left free when it last said so */
     uint64_t progress_done, progress_total;
     uint32_t link_wanted, link_done; /* LINK_ bits */
     struct asked_queue stat, ledger;
@@ -129,7 +132,11 @@ struct request {
     const char *reason;
 };
 
-enum reply_kind { REPLY_TEXT, REPLY_VRAM, REPLY_STAT, REPLY_LEDGER, REPLY_PLAN };
+enum reply_kind { REPLY_TEXT, REPLY_VRAM, REPLY_STAT, REPLY_LEDGER, REPLY_PLAN, REPLY_LEASES };
+
+/* What a REPLY_VRAM does when its turn comes. VRAM_SETTLE is the engine's own: leases have ended, the
+ * cards are told. */
+enum vram_action { VRAM_BASE, VRAM_LEASE, VRAM_UNLEASE, VRAM_SETTLE };
 
 struct card_command {          /* a command whose answer has its place in a connection's order */
     struct card_command *next; /* of the connection */
@@ -138,10 +145,11 @@ struct card_command {          /* a command whose answer has its place in a conn
     enum reply_kind kind;
     bool bypass; /* never waits behind a VRAM */
     bool started, done;
-    bool every_card;
-    uint32_t device;
-    uint64_t reserve_mib;
-    bool to_start;
+    uint64_t cards; /* a bit for each card concerned */
+    enum vram_action action;
+    struct vram_request request; /* VRAM_BASE, VRAM_LEASE; VRAM_UNLEASE: the name alone */
+    int pidfd;      /* owned, -1: none. VRAM_LEASE until a process ends, until it is taken */
+    bool was_taken; /* VRAM_LEASE: the lease is in the table */
     uint32_t n_missing;
     char **lines; /* owned [n_cards]: an answer per card */
     int64_t freed_mib;
@@ -154,9 +162,11 @@ struct connection {
     struct connection *next;
     struct channel channel;
     bool is_controller, lost;
-    int why_lost;   /* EBB_EGONE: the other side went or does not read; else what failed here */
-    bool quitting;  /* no more input is taken */
-    bool held_back; /* lines wait until answers are out */
+    int why_lost;    /* EBB_EGONE: the other side went or does not read; else what failed here */
+    bool quitting;   /* no more input is taken */
+    bool held_back;  /* lines wait until answers are out */
+    bool watches;    /* asked for EVENT lines */
+    uint64_t number; /* of its own, for as long as the engine lives */
     struct request *requests;
     struct card_command *first, *last; /* answers in order */
     uint32_t n_replies;
@@ -179,6 +189,9 @@ struct engine {
     struct scheduler *scheduler;
     struct connection *connections;
     struct card_command *vram_first, *vram_last;
+    uint64_t n_connections; /* ever made */
+    struct leases leases;
+    bool unsettled; /* the reserve in force may be another than what a stage was told */
 
     enum engine_phase phase;
     bool sized, linking, failed, ending, cancelled;

@@ -11,6 +11,7 @@
 #include "runtime/bringup.h"
 #include "runtime/cards.h"
 #include "runtime/connection.h"
+#include "runtime/lending.h"
 #include "runtime/request.h"
 #include "runtime/steps.h"
 
@@ -81,6 +82,7 @@ void recovery_done(struct engine *e)
     bool was_recovery = e->phase == PHASE_RECOVERING;
     e->phase = PHASE_SERVING;
     e->restart_failures = 0;
+    e->unsettled = true;
     for (uint32_t i = 0; i < e->n_peers; i++)
         cards_peer_ready(e, &e->peers[i]);
     if (was_recovery)

@@ -36,6 +36,9 @@ class Transcripts(EbbtideTest):
     def test_reserves_move_segments_there_and_back(self):
         self.play("vram")
 
+    def test_leases_come_and_go_beside_the_base(self):
+        self.play("leases")
+
     def test_what_is_refused_changes_nothing_and_loses_nothing(self):
         self.play("refusals")
 

@@ -7,15 +7,17 @@ from processes import eventually
 LINE_BYTES_MAX = 65536
 EVENTS = ("RESUME", "PP", "T", "LOGITS", "DONE")
 ANSWERED_BY = {"VRAM": "VRAM-DONE", "STAT": "STAT-DONE", "LEDGER": "LEDGER-DONE", "PLAN": "PLAN-DONE", "PING": "PONG",
+               "UNLEASE": "VRAM-DONE", "LEASES": "LEASES-DONE", "WATCH": "WATCH-DONE",
                "GEN": "DONE", "SCORE": "DONE"}
 TIMES = re.compile(r"\b(version|prefill_ms|decode_ms|wait_us|us)=[^ ]*")
+LEFT = re.compile(r"\bfor=\d+")  # seconds that a lease has left
 MACHINE = re.compile(r"\bname=[^ ]*")  # a CPU card is called like the processor
 PP_TIME = re.compile(r"^(PP [^ ]+ \d+ \d+) [^ ]+$")
 PROMOTION_TIMES = re.compile(r"\b(hits|promotions)=[^ ]*")
 
 
 def mask(line):
-    return PP_TIME.sub(r"\1 *", MACHINE.sub("name=*", TIMES.sub(r"\1=*", line)))
+    return PP_TIME.sub(r"\1 *", MACHINE.sub("name=*", LEFT.sub("for=*", TIMES.sub(r"\1=*", line))))
 
 
 def shown(line, at_most=160):

@@ -38,6 +38,22 @@ Test(vram, a_number_in_the_first_place_is_the_reserve_and_a_dash_the_starts)
     }
 }
 
+Test(vram, a_lease_has_one_term_and_may_have_a_name)
+{
+    struct vram_request got;
+    cr_assert_eq(request("VRAM 12000 1", &got), 0);
+    cr_assert(got.term == LEASE_NONE && got.lease[0] == '\0');
+    cr_assert_eq(request("VRAM 12000 1 for=600 lease=comfy.1", &got), 0, "%s", err.text);
+    cr_assert(got.term == LEASE_TIME && got.seconds == 600 && got.device == 1 && !got.every_card);
+    cr_assert_str_eq(got.lease, "comfy.1");
+    cr_assert_eq(request("VRAM - pid=2147483647", &got), 0, "%s", err.text);
+    cr_assert(got.term == LEASE_PROCESS && got.pid == 2147483647 && got.to_start);
+    cr_assert_str_eq(got.lease, "");
+    cr_assert_eq(request("VRAM - conn=1 lease=x", &got), 0, "%s", err.text);
+    cr_assert(got.term == LEASE_CONNECTION && got.every_card && got.to_start);
+    cr_assert_eq(request("VRAM 1 for=2592000", &got), 0, "%s", err.text);
+}
+
 Test(vram, a_bad_request_is_refused_by_name_and_nothing_is_filled)
 {
     static const struct {
@@ -58,9 +74,20 @@ Test(vram, a_bad_request_is_refused_by_name_and_nothing_is_filled)
         {"VRAM 1 cpu:0", EBB_EINVAL, "\"cpu:0\""},
         {"VRAM 1 -1", EBB_EINVAL, "\"-1\""},
         {"VRAM 1 2 3", EBB_EINVAL, "\"3\""},
-        {"VRAM 1 for=5", EBB_EUNSUPPORTED, "for="},
-        {"VRAM 1 pid=5 lease=x", EBB_EUNSUPPORTED, "pid="},
-        {"VRAM conn=1", EBB_EUNSUPPORTED, "conn="},
+        {"VRAM 1 for=5 pid=5", EBB_EINVAL, "for= and pid="},
+        {"VRAM 1 conn=1 for=5", EBB_EINVAL, "for= and conn="},
+        {"VRAM for=5", EBB_EINVAL, "wants its reserve"},
+        {"VRAM conn=1 lease=x", EBB_EINVAL, "wants its reserve"},
+        {"VRAM 1 lease=x", EBB_EINVAL, "for=, pid= or conn=1"},
+        {"VRAM 1 for=5 lease=", EBB_EINVAL, "lease="},
+        {"VRAM 1 for=5 lease=a/b", EBB_EINVAL, "a/b"},
+        {"VRAM 1 for=0", EBB_ERANGE, "for wants 1 to"},
+        {"VRAM 1 for=2592001", EBB_ERANGE, "2592000"},
+        {"VRAM 1 for=5s", EBB_EINVAL, "5s"},
+        {"VRAM 1 pid=0", EBB_ERANGE, "pid wants"},
+        {"VRAM 1 pid=2147483648", EBB_ERANGE, "pid wants"},
+        {"VRAM 1 conn=2", EBB_ERANGE, "conn wants"},
+        {"VRAM -1 for=5", EBB_EINVAL, "\"-1\""},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct vram_request got = {.device = 99, .reserve_mib = 99};
