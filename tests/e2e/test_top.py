@@ -120,7 +120,7 @@ class Top(EbbtideTest):
         self.assertIn("hits -", self.top("--once", "--interval", "0", "--control", path))
 
     def test_json_has_typed_numbers_and_null_for_what_is_not_known(self):
-        path = self.stand_in(2, leases=["LEASE name=game device=1 reserve_mib=700 pid=42 novel=x"])
+        path = self.stand_in(2, leases=["LEASES lease=game device=1 reserve_mib=700 pid=42 novel=x"])
         said = json.loads(self.top("--json", "--interval", "0.2", "--control", path))
         self.assertEqual(said["engine"], "stand-in")
         card = said["cards"][1]
@@ -138,7 +138,7 @@ class Top(EbbtideTest):
         self.assertNotIn("lease", self.top("--once", "--interval", "0", "--control", path))
 
     def test_leases_are_listed(self):
-        path = self.stand_in(leases=["LEASE name=game device=0 reserve_mib=700 pid=42", "LEASE name=comfy reserve_mib=900 for=60"])
+        path = self.stand_in(leases=["LEASES lease=game device=0 reserve_mib=700 pid=42", "LEASES lease=comfy reserve_mib=900 for=60"])
         lines = self.top("--once", "--interval", "0", "--control", path).splitlines()
         self.assertIn("2 leases", lines[0])
         self.assertRegex("\n".join(lines), r"(?m)^  game +card 0 +700 MiB +pid=42$")

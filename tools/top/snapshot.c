@@ -115,7 +115,7 @@ static void lease_take(struct snapshot *s, const struct message *m)
 void snapshot_take(struct snapshot *s, const struct message *m)
 {
     struct snapshot_card *card;
-    if (strcmp(m->verb, "LEASE") == 0) {
+    if (strcmp(m->verb, "LEASES") == 0) {
         lease_take(s, m);
         return;
     }
