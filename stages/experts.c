@@ -8,13 +8,9 @@
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
+#include "vmm/policy.h"
 
 #define BLOB_ALIGN 256
-/* A hot absent expert replaces a resident one only when it is clearly hotter: an exchange costs a whole upload. */
-#define PROMOTE_RATIO  1.5
-#define PROMOTE_MARGIN 2.0
-/* Heat halves after this many uses of each expert on average. */
-#define HALF_LIFE_USES 64.0
 
 static size_t align_up(size_t n)
 {
@@ -93,7 +89,8 @@ static int open_cache(struct experts *x, struct error *err)
     struct cache_settings cs = {.slot_bytes = x->slot_bytes,
                                 .n_groups = x->n_groups,
                                 .n_indexes = x->n_experts,
-                                .half_life_touches = HALF_LIFE_USES * (double)x->n_slots_full};
+                                .half_life_touches =
+                                    policy_half_life_touches(&policy_shipped, x->n_slots_full)};
     return cache_open(&x->cache, &x->pool, &cs, n_segments, err);
 }
 
@@ -187,16 +184,11 @@ bool experts_is_filling(const struct experts *x)
            cache_n_resident(x->cache) < x->n_slots_full;
 }
 
-/* Whether the hottest absent expert should come in now; *key is it. */
+/* Whether the hottest absent expert should come in now; *key is it. Exchanges go one at a time. */
 static bool next_upload(const struct experts *x, struct cache_key *key)
 {
-    if (x->n_uploading == UPLOADS_MAX || !cache_hottest_absent(x->cache, key))
-        return false;
-    if (cache_n_resident(x->cache) + x->n_uploading < cache_n_slots(x->cache))
-        return true;
-    struct cache_key cold;
-    return x->n_uploading == 0 && cache_coldest_resident(x->cache, &cold) &&
-           cache_heat(x->cache, *key) > PROMOTE_RATIO * cache_heat(x->cache, cold) + PROMOTE_MARGIN;
+    return x->n_uploading < UPLOADS_MAX &&
+           policy_next(&policy_shipped, x->cache, x->n_uploading == 0, key);
 }
 
 static int uploads_publish(struct experts *x)

@@ -162,6 +162,11 @@ size_t cache_n_resident(const struct cache *c)
     return c->n_resident;
 }
 
+size_t cache_n_free(const struct cache *c)
+{
+    return cache_n_slots(c) - c->n_resident - c->n_filling;
+}
+
 void *cache_slot_address(const struct cache *c, size_t slot)
 {
     size_t segment = slot / c->slots_per_segment;
@@ -219,7 +224,7 @@ bool cache_coldest_resident(const struct cache *c, struct cache_key *key)
 /* The first free slot of a backed segment, or CACHE_NONE. */
 static uint32_t slot_find_free(const struct cache *c)
 {
-    if (c->n_resident + c->n_filling == cache_n_slots(c))
+    if (cache_n_free(c) == 0)
         return CACHE_NONE;
     size_t segment = 0;
     while (!region_is_backed(&c->region, segment) || c->n_used[segment] == c->slots_per_segment)

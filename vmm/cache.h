@@ -58,6 +58,7 @@ size_t cache_slots_per_segment(const struct cache *c);
 size_t cache_n_segments(const struct cache *c); /* backed now */
 size_t cache_n_slots(const struct cache *c);    /* in backed segments */
 size_t cache_n_resident(const struct cache *c);
+size_t cache_n_free(const struct cache *c); /* slots neither resident nor being filled */
 void *cache_slot_address(const struct cache *c, size_t slot);
 /* CACHE_NO_SLOT unless resident. */
 size_t cache_slot_of(const struct cache *c, struct cache_key key);

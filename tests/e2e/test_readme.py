@@ -75,6 +75,12 @@ class Documents(EbbtideTest):
     def test_the_commands_of_multi_gpu_run(self):
         self.assertGreater(self.check("MULTI_GPU.md"), 0)
 
+    def test_the_table_of_policies_is_what_its_program_prints(self):
+        done = subprocess.run([str(BIN / "policy-table")], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertGreater(len(done.stdout.splitlines()), 20)
+        self.assertIn(done.stdout, (REPO / "MULTI_GPU.md").read_text(encoding="utf-8"))
+
     def test_the_documents_name_no_file_that_is_missing(self):
         for name in DOCUMENTS:
             text = (REPO / name).read_text(encoding="utf-8")
