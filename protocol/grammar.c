@@ -115,6 +115,7 @@ static const struct verb_rule stage_rules[] = {
               {.name = "share"},
               {.name = "kernels"},
               {.name = "kv"},
+              {.name = "host_mib"},
               {.name = "epoch"}}},
     {.name = "LINK",
      .keys = {{"epoch", KEY_REQUIRED},
@@ -156,6 +157,7 @@ static const struct verb_rule stage_rules[] = {
     {.name = "VRAM", .bare = "[<reserve_mib>|-]", .bare_max = 1},
     {.name = "STAT"},
     {.name = "LEDGER"},
+    {.name = "HOLDERS"},
     {.name = "PING", .bare = "<token>", .bare_min = 1, .bare_max = 1},
     {.name = "QUIT"},
 };

@@ -14,6 +14,7 @@
 #include "runtime/lending.h"
 #include "runtime/plan_model.h"
 #include "runtime/recovery.h"
+#include "runtime/vacancy.h"
 
 static uint32_t count_state(const struct engine *e, enum peer_state state)
 {
@@ -60,11 +61,13 @@ static int held_read(const struct message *m, struct held *h, struct error *err)
         const char *key;
         uint64_t *value;
     } keys[] = {
-        {"weights", &h->weights},     {"kv", &h->kv},           {"cache", &h->cache},
-        {"workspace", &h->workspace}, {"stream", &h->stream},   {"link", &h->link},
-        {"blas", &h->blas},           {"context", &h->context}, {"free", &h->free},
-        {"total", &h->total},         {"slots", &h->slots},     {"slots_full", &h->slots_full},
-        {"threads", &h->threads},
+        {"weights", &h->weights}, {"kv", &h->kv},
+        {"cache", &h->cache},     {"workspace", &h->workspace},
+        {"stream", &h->stream},   {"link", &h->link},
+        {"blas", &h->blas},       {"context", &h->context},
+        {"free", &h->free},       {"total", &h->total},
+        {"slots", &h->slots},     {"slots_full", &h->slots_full},
+        {"threads", &h->threads}, {"host_registered", &h->host_registered},
     };
     *h = (struct held){0};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
@@ -154,6 +157,8 @@ static void load_send(struct engine *e, struct peer *p)
     p->sent_mib = lending_reserve_to_load(e, p);
     line_u64(&w, "reserve_mib", p->sent_mib);
     line_u64(&w, "segment_mib", e->sizes.segment_mib);
+    if (s->budget_mib > 0)
+        line_u64(&w, "host_mib", s->budget_mib);
     line_u64(&w, "context", e->sizes.context);
     line_u64(&w, "sequences", e->sizes.n_sequences);
     line_u64(&w, "kv_tokens", e->sizes.kv_tokens);
@@ -182,6 +187,7 @@ static int sizes_decide(struct engine *e, struct error *err)
         total_mib[i] = p->total_mib;
         uint64_t reserve_mib = leases_in_force(&e->leases, i);
         plan_card(&cards[i], p->card, p->free_mib, reserve_mib);
+        vacancy_words(p, cards[i].holders, sizeof cards[i].holders);
         if (reserve_mib > p->total_mib)
             return error_set(err, EBB_ERANGE,
                              "card %s: a reserve of %" PRIu64 " MiB, it has %" PRIu64 " in all",
@@ -209,7 +215,11 @@ static const struct peer *first_refused(const struct engine *e)
 static void refused_fail(struct engine *e, const struct peer *p)
 {
     struct error err;
-    (void)error_set(&err, p->load_error.code, "card %s: %.400s", p->label, p->load_error.text);
+    char holders[200];
+    vacancy_words(p, holders, sizeof holders);
+    bool memory = p->load_error.code == EBB_ENOMEM && holders[0] != '\0';
+    (void)error_set(&err, p->load_error.code, "card %s: %.300s%s%s%s", p->label, p->load_error.text,
+                    memory ? "; " : "", memory ? holders : "", memory ? " - free it" : "");
     engine_fail(e, &err);
 }
 
@@ -382,6 +392,8 @@ void bringup_advance(struct engine *e)
     launch_all(e);
     if (any_broken(e) || count_state(e, PEER_DOWN) + count_state(e, PEER_STARTED) > 0)
         return;
+    if (!e->sized && !vacancy_settled(e))
+        return;
     if (!e->sized && sizes_decide(e, &err) != 0) {
         engine_fail(e, &err);
         return;
@@ -397,7 +409,7 @@ void bringup_advance(struct engine *e)
             bringup_advance(e);
         return;
     }
-    if (e->scheduler == NULL && credits_open(e, &err) != 0) {
+    if (e->scheduler == NULL && (vacancy_host_budget(e, &err) != 0 || credits_open(e, &err) != 0)) {
         engine_fail(e, &err);
         return;
     }

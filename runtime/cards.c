@@ -310,7 +310,8 @@ static char *line_without_stage(const struct engine *e, const struct peer *p, en
         (void)snprintf(line, sizeof line,
                        "LEDGER device=%" PRIu32 " total=%" PRIu64
                        " free=0 foreign=0 unexplained=0 weights=0 kv=0 cache=0 "
-                       "workspace=0 stream=0 link=0 blas=0 context=0 state=restarting\n",
+                       "workspace=0 stream=0 link=0 blas=0 context=0 host_registered=0 "
+                       "state=restarting\n",
                        p->index, p->total_mib << 20);
     return strdup(line);
 }
@@ -436,16 +437,17 @@ static void plan_answer(struct engine *e, struct card_command *k)
         const struct peer *p = &e->peers[i];
         const struct held *h = &p->held;
         char line[600];
-        (void)snprintf(line, sizeof line,
-                       "PLAN device=%" PRIu32 " card=%s layers=%" PRIu32 "-%" PRIu32
-                       " total_mib=%" PRIu64 " reserve_mib=%" PRIu64 " segment_mib=%" PRIu64
-                       " weights=%" PRIu64 " kv=%" PRIu64 " workspace=%" PRIu64 " cache=%" PRIu64
-                       " slots=%" PRIu64 " slots_full=%" PRIu64 " kv_tokens=%" PRIu32
-                       " context=%" PRIu32 " chunk=%" PRIu32 " threads=%" PRIu64 "\n",
-                       i, p->label, e->plan.stages[i].layer_first, e->plan.stages[i].layer_last,
-                       p->total_mib, e->leases.base_mib[i], e->sizes.segment_mib, h->weights, h->kv,
-                       h->workspace, h->cache, h->slots, h->slots_full, e->sizes.kv_tokens,
-                       e->sizes.context, e->sizes.chunk, h->threads);
+        (void)snprintf(
+            line, sizeof line,
+            "PLAN device=%" PRIu32 " card=%s layers=%" PRIu32 "-%" PRIu32 " total_mib=%" PRIu64
+            " reserve_mib=%" PRIu64 " segment_mib=%" PRIu64 " weights=%" PRIu64 " kv=%" PRIu64
+            " workspace=%" PRIu64 " cache=%" PRIu64 " slots=%" PRIu64 " slots_full=%" PRIu64
+            " kv_tokens=%" PRIu32 " context=%" PRIu32 " chunk=%" PRIu32 " threads=%" PRIu64
+            " attach_mib=%" PRIu64 "\n",
+            i, p->label, e->plan.stages[i].layer_first, e->plan.stages[i].layer_last, p->total_mib,
+            e->leases.base_mib[i], e->sizes.segment_mib, h->weights, h->kv, h->workspace, h->cache,
+            h->slots, h->slots_full, e->sizes.kv_tokens, e->sizes.context, e->sizes.chunk,
+            h->threads, card_attach_mib(e->settings, p->card));
         k->lines[i] = strdup(line);
     }
     answer_whole(e, k, "PLAN-DONE\n");

@@ -160,6 +160,22 @@ static void look_plan(const struct settings *s, struct finding *f)
     model_close(m);
 }
 
+/* A reserve that no other program could use. */
+static void look_reserves(const struct settings *s, struct finding *f)
+{
+    for (size_t i = 0; i < s->n_cards; i++) {
+        uint64_t attach = card_attach_mib(s, &s->cards[i]);
+        if (s->cards[i].reserve_mib == 0 || s->cards[i].reserve_mib >= attach)
+            continue;
+        finding_set(f, FINDING_MIND, "a larger --reserve-mib, or none",
+                    "card %zu: a reserve of %" PRIu64 " MiB; another program needs %" PRIu64
+                    " just to attach",
+                    i, s->cards[i].reserve_mib, attach);
+        return;
+    }
+    finding_set(f, FINDING_OK, NULL, "none is below what another program needs to attach");
+}
+
 const struct doctor_check doctor_checks[] = {
     {"processor", doctor_processor},
     {"cores", doctor_cores},
@@ -171,6 +187,7 @@ const struct doctor_check doctor_checks[] = {
     {"directory", look_directory},
     {"programs", look_parts},
     {"cards", doctor_cards},
+    {"reserves", look_reserves},
     {"CUDA driver", doctor_cuda_driver},
     {"CUDA cards", doctor_cuda_cards},
     {"model", look_model},

@@ -27,6 +27,7 @@
 #include "runtime/recovery.h"
 #include "runtime/request.h"
 #include "runtime/steps.h"
+#include "runtime/vacancy.h"
 
 #define POLLS_PER_PEER       4
 #define POLLS_PER_CONNECTION 2
@@ -126,6 +127,8 @@ static int poll_timeout(const struct engine *e)
         return e->retry_us > now ? (int)((e->retry_us - now) / 1000 + 1) : 0;
     if (e->cancelled)
         return 10;
+    if (vacancy_timeout(e) >= 0)
+        return vacancy_timeout(e);
     if (e->phase != PHASE_SERVING || scheduler_counts(e->scheduler).n_steps > 0)
         return 1000;
     for (uint32_t i = 0; i < e->n_peers; i++)

@@ -6,6 +6,7 @@
  *   sizing.c        what is decided at bring-up: context, KV, segments, threads (pure)
  *   peer.c          one stage: its process, its lines in and out
  *   steps.c         orders of the scheduler to lines; RAN, TOK, LOGITS to requests
+ *   vacancy.c       what is free on the cards before loading, and who holds the rest
  *   recovery.c      a stage died or broke its word: a new epoch, replay
  *   connection.c    a controller or client: its lines, its answers in order
  *   cards.c         VRAM, STAT, LEDGER over the cards
@@ -49,8 +50,15 @@ enum { LINK_IN = 1, LINK_OUT = 2, LINK_BACK_IN = 4, LINK_BACK_OUT = 8 };
 
 struct held { /* HELD, in bytes */
     uint64_t weights, kv, cache, workspace, stream, link, blas, context, free, total, slots,
-        slots_full;
+        slots_full, host_registered;
     uint64_t kv_blocks, block_tokens, threads;
+};
+
+#define PEER_HOLDERS_MAX 4
+
+struct peer_holder { /* another process on the card */
+    char name[64];
+    uint64_t pid, mib;
 };
 
 struct card_command;
@@ -76,6 +84,10 @@ struct peer {
     enum peer_state state;
     char name[128];
     uint64_t total_mib, free_mib;
+    struct peer_holder
+        holders[PEER_HOLDERS_MAX]; /* when the card was last looked at, largest first */
+    size_t n_holders;
+    bool holders_owed; /* HOLDERS sent */
     struct held held;
     uint64_t sent_mib; /* the reserve it was last told, by LOAD or VRAM */
     uint64_t met_mib;  /* of the reserve, what was left free when it last said so */
@@ -197,6 +209,7 @@ struct engine {
     bool sized, linking, failed, ending, cancelled;
     struct error failure;
     uint32_t epoch, plan_attempts, restart_failures;
+    uint64_t look_began_us, looked_us, look_told_us; /* vacancy.c; 0 = never */
     uint64_t available_mib; /* this machine's free memory before the first stage */
     uint64_t retry_us;      /* RECOVERING: launch again at this time; 0 = as soon as may be */
     uint64_t ending_us;

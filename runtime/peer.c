@@ -15,6 +15,7 @@
 #include "runtime/cards.h"
 #include "runtime/launch.h"
 #include "runtime/steps.h"
+#include "runtime/vacancy.h"
 
 #define SILENT_US  (UINT64_C(10) * 1000000)
 #define STALLED_US (UINT64_C(60) * 1000000)
@@ -70,6 +71,7 @@ int peer_start(struct engine *e, struct peer *p, struct error *err)
     p->n_err_line = 0;
     p->words[0] = '\0';
     p->pinged_us = p->n_owed = 0;
+    p->holders_owed = false;
     p->heard_us = now_us();
     p->state = PEER_STARTED;
     return 0;
@@ -145,11 +147,22 @@ static const struct said {
     const char *verb;
     void (*take)(struct engine *e, struct peer *p, const struct message *m);
 } table[] = {
-    {"RAN", steps_ran},          {"TOK", steps_tokens},     {"LOGITS", steps_logits},
-    {"PROB", steps_prob},        {"HELLO", bringup_hello},  {"HELD", bringup_held},
-    {"LINKED", bringup_linked},  {"LOADED", said_loaded},   {"PROGRESS", bringup_progress},
-    {"RELEASED", said_released}, {"FORKED", steps_ordered}, {"DROPPED", steps_ordered},
-    {"VRAM", cards_receipt},     {"PONG", said_pong},
+    {"RAN", steps_ran},
+    {"TOK", steps_tokens},
+    {"LOGITS", steps_logits},
+    {"PROB", steps_prob},
+    {"HELLO", bringup_hello},
+    {"HELD", bringup_held},
+    {"LINKED", bringup_linked},
+    {"LOADED", said_loaded},
+    {"PROGRESS", bringup_progress},
+    {"RELEASED", said_released},
+    {"FORKED", steps_ordered},
+    {"DROPPED", steps_ordered},
+    {"VRAM", cards_receipt},
+    {"PONG", said_pong},
+    {"HOLDER", vacancy_holder},
+    {"HOLDERS-DONE", vacancy_holders_done},
 };
 
 static bool verb_is_one(const char *verb)

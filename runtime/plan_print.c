@@ -79,6 +79,24 @@ static void print_low(FILE *out, const struct plan_report *r)
                     plan_low_mib(r->total_mib[i]), reserves);
 }
 
+/* Less than another program needs to come at all is no hand-over: told where a reserve promises one. */
+static bool is_below_attach(const struct plan_report *r, size_t card)
+{
+    return r->cards[card].reserve_bytes > 0 &&
+           free_after(r, card) < card_attach_mib(r->s, &r->s->cards[card]) * MIB;
+}
+
+static void print_attach(FILE *out, const struct plan_report *r)
+{
+    for (size_t i = 0; i < r->n_cards; i++)
+        if (is_below_attach(r, i))
+            fprintf(out,
+                    "ATTACH: card %zu (%s): %s MiB will be free; another program needs %" PRIu64
+                    " just to attach (vram.attach_mib)\n",
+                    i, r->cards[i].label, mib(free_after(r, i)).text,
+                    card_attach_mib(r->s, &r->s->cards[i]));
+}
+
 static void print_best(FILE *out, const struct plan_report *r)
 {
     char text[CARDS_MAX * 12];
@@ -108,6 +126,7 @@ void plan_report_print(FILE *out, const struct plan_report *r)
     fprintf(out, "\nExpected: %.3f ms a token for one sequence, at assumed speeds\n",
             (double)r->ns / 1e6);
     print_low(out, r);
+    print_attach(out, r);
     if (r->s->why)
         print_best(out, r);
 }
@@ -125,6 +144,9 @@ static json_t *card_json(const struct plan_report *r, size_t i)
         "left_bytes", (json_int_t)s->left_bytes, "experts_resident", (json_int_t)s->slots,
         "experts", (json_int_t)s->slots_full, "misses_per_token", s->misses, "ns_per_token",
         (json_int_t)s->ns, "low", is_low(r, i));
+    if (card != NULL && is_below_attach(r, i))
+        (void)json_object_set_new(card, "attach_mib_wanted",
+                                  json_integer((json_int_t)card_attach_mib(r->s, &r->s->cards[i])));
     if (card != NULL && is_low(r, i))
         (void)json_object_set_new(card, "reserve_mib_wanted",
                                   json_integer((json_int_t)plan_low_mib(r->total_mib[i])));

@@ -250,13 +250,14 @@ int planner_refuse(const struct planner_card *card, size_t index, const struct p
                          "card %zu (%s): an expert of layers %" PRIu32 "-%" PRIu32
                          " does not fit into a segment; set a larger --segment-mib",
                          index, card->label, stage->layer_first, stage->layer_last);
-    return error_set(err, EBB_ENOMEM,
-                     "card %zu (%s): %" PRIu64 " MiB free, reserve %" PRIu64 ": %" PRIu64
-                     " MiB left for layers %" PRIu32 "-%" PRIu32 ", which need %" PRIu64
-                     " at least%s",
-                     index, card->label, free_mib, reserve_mib,
-                     free_mib > reserve_mib ? free_mib - reserve_mib : 0, stage->layer_first,
-                     stage->layer_last, (stage->need_bytes + MIB - 1) / MIB, advice);
+    return error_set(
+        err, EBB_ENOMEM,
+        "card %zu (%s): %" PRIu64 " MiB free, reserve %" PRIu64 ": %" PRIu64
+        " MiB left for layers %" PRIu32 "-%" PRIu32 ", which need %" PRIu64 " at least%s%s%s%s",
+        index, card->label, free_mib, reserve_mib,
+        free_mib > reserve_mib ? free_mib - reserve_mib : 0, stage->layer_first, stage->layer_last,
+        (stage->need_bytes + MIB - 1) / MIB, card->holders[0] != '\0' ? "; " : "", card->holders,
+        card->holders[0] != '\0' ? " - free it" : "", advice);
 }
 
 /* No split fits: the one that lacks least, and the card of it that lacks most. */

@@ -28,6 +28,7 @@ extern const struct planner_speed planner_speeds[2]; /* by enum card_kind */
 
 struct planner_card {
     char label[160];
+    char holders[160]; /* who holds what is not free, in words; "": not known */
     uint64_t free_bytes, reserve_bytes;
     uint64_t granularity; /* to which the driver rounds fixed blocks up */
     struct planner_speed speed;

@@ -45,7 +45,12 @@ struct settings {
     char auto_cards[256],
         auto_why[320]; /* what it chose, and why where that needs a reason; else "" */
     enum auto_level auto_level;
-    char *split; /* --split 0-3,4-7 | auto */
+    uint64_t
+        min_free_mib;    /* --min-free-mib: free on every card before loading, 0 = not looked at */
+    uint32_t wait_s;     /* --wait-s: how long to wait for it, 0 = not at all */
+    char *attach_mib;    /* --attach-mib N|auto: card_attach_mib() */
+    uint64_t budget_mib; /* --budget-mib (host.budget_mib): of a host's memory, 0 = no bound */
+    char *split;         /* --split 0-3,4-7 | auto */
     uint64_t
         segment_mib; /* --segment-mib, 0 = chosen: 512, or less where a card cannot hold the floor with that */
     uint32_t context;   /* --context: positions of one sequence, 0 = the model's, at most 8192 */
@@ -99,6 +104,8 @@ struct settings {
     bool help; /* -h/--help was met: parsing ended there, nothing else counts */
 };
 
+/* What another program needs of a card just to attach to it: as set, else 305 on a CUDA card, 0 on a CPU card. */
+uint64_t card_attach_mib(const struct settings *s, const struct card_setting *card);
 /* 0, EBB_ENOMEM: some default is missing. To be freed in any case. */
 int settings_default(struct settings *s);
 void settings_free(struct settings *s);

@@ -150,6 +150,25 @@ int pin_check(const char *value, struct error *err)
     return pin_parse(&pin, value, err);
 }
 
+/* About what a CUDA client takes of a card for its context alone. */
+#define CUDA_ATTACH_MIB 305
+
+int attach_check(const char *value, struct error *err)
+{
+    uint64_t mib;
+    if (strcmp(value, "auto") == 0 || parse_u64(value, 0, (uint64_t)1 << 30, &mib) == 0)
+        return 0;
+    return error_set(err, EBB_EINVAL, "wanted auto or a whole number of MiB, got '%.64s'", value);
+}
+
+uint64_t card_attach_mib(const struct settings *s, const struct card_setting *card)
+{
+    uint64_t mib = card->kind == CARD_CUDA ? CUDA_ATTACH_MIB : 0;
+    if (s->attach_mib != NULL)
+        (void)parse_u64(s->attach_mib, 0, (uint64_t)1 << 30, &mib);
+    return mib;
+}
+
 int plain_name_check(const char *value, struct error *err)
 {
     size_t n_bytes = strlen(value);

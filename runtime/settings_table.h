@@ -98,6 +98,7 @@ int card_add(struct card_setting *cards, size_t *n, const char *text, size_t n_b
 int host_check(const char *value, struct error *err);
 int launch_check(const char *value, struct error *err);
 int pin_check(const char *value, struct error *err);
+int attach_check(const char *value, struct error *err);
 int plain_name_check(const char *value, struct error *err);
 int ids_check(const char *value, struct error *err);
 int biases_check(const char *value, struct error *err);

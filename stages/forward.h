@@ -49,8 +49,9 @@ struct forward {
     struct forward_shape shape;
     const struct kernel_set *kernels; /* borrowed */
     void *shared;                     /* of the exec: holds `in` and `out` */
-    struct fixed_block memory;        /* of the card: everything else */
-    size_t head_rows;                 /* of one pass through the head */
+    size_t shared_bytes;
+    struct fixed_block memory; /* of the card: everything else */
+    size_t head_rows;          /* of one pass through the head */
 
     /* As the control thread sees them, and as kernels do: the same memory, or on a device a copy on the card of what every step
      * needs (mirror), while what few steps read stays where both see it. */

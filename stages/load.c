@@ -79,6 +79,8 @@ static int read_numbers(const struct message *m, struct load_settings *l, struct
     if (rc == 0)
         rc = optional(message_u64(m, "reserve_mib", 0, UINT64_C(1) << 40, &l->reserve_mib, err));
     if (rc == 0)
+        rc = optional(message_u64(m, "host_mib", 0, UINT64_C(1) << 40, &l->host_mib, err));
+    if (rc == 0)
         rc = optional(message_u64(m, "segment_mib", 1, UINT64_C(1) << 20, &l->segment_mib, err));
     if (rc == 0)
         rc = optional(message_u64(m, "kv_tokens", 1, UINT64_C(1) << 40, &l->kv_tokens, err));
@@ -288,6 +290,8 @@ static int open_device(struct stage *s, struct error *err)
                                 .embeds = l->stage == 0};
     int rc = registration_open(&s->registration, s->platform->exec, s->card, s->model,
                                l->layer_first, l->layer_last, err);
+    if (rc == 0)
+        rc = host_budget_check(s, err);
     return rc == 0 ? graphs_open(&s->graphs, s->compute, err) : rc;
 }
 

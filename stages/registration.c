@@ -134,7 +134,9 @@ int registration_next(struct registration *r, struct error *err)
         return 1;
     const struct registration_piece *p = &r->pieces[r->n_done];
     int rc = r->exec->host_register(r->card, p->base, p->bytes, err);
-    if (rc == 0)
+    if (rc == 0) {
         r->n_done++;
+        r->done_bytes += p->bytes;
+    }
     return rc;
 }

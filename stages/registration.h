@@ -19,7 +19,7 @@ struct registration {
     struct exec *card;
     struct registration_piece *pieces; /* owned, ascending, sharing no page */
     size_t n_pieces, n_done;
-    uint64_t bytes; /* of all pieces */
+    uint64_t bytes, done_bytes; /* of all pieces; of those registered */
 };
 
 /* Lists what a stage of layers [first, last] reads. EBB_ENOMEM. */

@@ -147,6 +147,7 @@ static const struct verb_entry {
     {"VRAM", IN_ANY & ~IN_EMPTY, vram_command},
     {"STAT", IN_ANY, stat_line},
     {"LEDGER", IN_ANY, ledger_line},
+    {"HOLDERS", IN_ANY, holders_command},
 };
 
 static void line_run(struct stage *s, const struct message *m, const char *raw)
@@ -263,7 +264,7 @@ static void usage(FILE *out, const struct platform *p)
         "  GO                        reads the weights, answers LOADED\n"
         "  ROWS epoch=0 step=1 seq=0 pos=0 ids=1,2,3 want=last\n"
         "  STEP epoch=0 step=1 rows=3  answers TOK and RAN\n"
-        "  VRAM 100, STAT, LEDGER, PING x, QUIT\n\n"
+        "  VRAM 100, STAT, LEDGER, HOLDERS, PING x, QUIT\n\n"
         "exit status: 0 ended as asked, 1 the card or its driver failed or there is none, 2 bad "
         "usage\n",
         p->program, p->program, p->program, p->kind);

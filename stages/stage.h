@@ -8,6 +8,7 @@
  *   sampling.c  settings of a draw, histories, PROB
  *   stage.c   the loop and the program        load.c   LOAD, HELD, GO, RELEASE        links.c  LINK, tiles and ids
  *   queue.c   ROWS, STEP, FORK, DROP, CANCEL  run.c    executes the queue              vram.c   VRAM, STAT, LEDGER
+ *   others.c  HOLDERS, host memory
  */
 #pragma once
 #include "protocol/channel.h"
@@ -33,7 +34,7 @@ struct load_settings {
     char model[4096];
     uint64_t fingerprint; /* 0 = not checked */
     uint32_t device, stage, n_stages, layer_first, layer_last;
-    uint64_t reserve_mib, segment_mib, kv_tokens;
+    uint64_t reserve_mib, segment_mib, kv_tokens, host_mib;
     uint32_t context, n_sequences, chunk, n_threads, epoch;
     char kernels[16];
     enum kv_type kv;
@@ -231,6 +232,14 @@ void run_reset(struct stage *s);   /* at a boundary: forgets the step that runs 
 bool run_at_boundary(const struct stage *s);
 void run_flush(
     struct stage *s); /* the next boundary comes after all that is on the compute stream now */
+
+/* others.c */
+void holders_command(struct stage *s, const struct message *m);
+/* Host memory that this stage binds, with these bytes of the model's file: registered or shared with a device; 0 on a card that is
+ * none. */
+uint64_t host_bytes(const struct stage *s, uint64_t registered_bytes);
+/* After registration_open(): what will be bound stays within host_mib. EBB_EINVAL. */
+int host_budget_check(const struct stage *s, struct error *err);
 
 /* vram.c */
 void vram_command(struct stage *s, const struct message *m);

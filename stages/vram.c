@@ -277,6 +277,7 @@ void ledger_command(struct stage *s)
     line_i64(&w, "unexplained", l.unexplained_bytes);
     for (int i = 0; i < LEDGER_N_OWNERS; i++)
         line_u64(&w, ledger_owner_name((enum ledger_owner)i), l.owned_bytes[i]);
+    line_u64(&w, "host_registered", host_bytes(s, s->registration.done_bytes));
     stage_say(s, &w);
     line_begin(&w, s->line, sizeof s->line, "LEDGER-DONE");
     stage_say(s, &w);
@@ -295,6 +296,7 @@ void held_say(struct stage *s)
         line_u64(&w, ledger_owner_name((enum ledger_owner)i), l.owned_bytes[i]);
     line_u64(&w, "free", l.free_bytes);
     line_u64(&w, "total", l.total_bytes);
+    line_u64(&w, "host_registered", host_bytes(s, s->registration.bytes));
     line_u64(&w, "slots", slots_now(s));
     line_u64(&w, "slots_full", s->experts.n_slots_full);
     line_u64(&w, "kv_blocks", s->kv.shape.n_blocks);

@@ -128,6 +128,7 @@ int forward_open(struct forward *f, struct vmm_driver *driver, const struct kern
     carve_in_and_out(f, &shared);
     carve_activations(f, &memory);
     int rc = shape->exec->shared_alloc(shape->card, shared.at, &f->shared, err);
+    f->shared_bytes = shared.at;
     if (rc == 0)
         rc = fixed_block_open(&f->memory, driver, memory.at, err);
     if (rc != 0) {

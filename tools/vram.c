@@ -101,6 +101,7 @@ static int receipts_show(const struct kit_flags *f, struct kit_reply *r, struct 
         kit_table_print(stdout, r, receipt_columns, N_COLUMNS(receipt_columns));
     if (code != 0)
         return STATUS_FAILED;
+    kit_attach_warn(f, r);
     return is_short ? STATUS_SHORTFALL : STATUS_DONE;
 }
 

@@ -12,6 +12,7 @@
  * under it, the next call makes a new one.
  */
 #include "vmm/account.h"
+#include "vmm/holders.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -478,4 +479,22 @@ void account_give(struct account *a, uint64_t bytes)
 int account_read(struct account *a, struct account_sums *sums, struct error *err)
 {
     return account_update(a, a->bytes, 0, sums, err);
+}
+
+int account_holders(struct account *a, struct vmm_holder *list, size_t *n, struct error *err)
+{
+    struct table t;
+    *n = 0;
+    int code = table_lock(a, err);
+    if (code != 0)
+        return code;
+    code = table_read(a, &t, err);
+    for (size_t i = 0; code == 0 && i < TABLE_N_ENTRIES; i++) {
+        const struct table_entry *e = &t.entries[i];
+        if (entry_is_whole(e) && e->device == a->device && owner_lives(e))
+            holders_add(list, n, e->pid, e->bytes);
+    }
+    table_unlock(a);
+    holders_finish(list, *n);
+    return code;
 }

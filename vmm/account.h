@@ -18,6 +18,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 #include "protocol/error.h"
+#include "vmm/driver.h"
 
 struct account {
     char directory[PATH_MAX];
@@ -50,3 +51,5 @@ int account_take(struct account *a, uint64_t bytes, uint64_t capacity_bytes, str
  * next call. */
 void account_give(struct account *a, uint64_t bytes);
 int account_read(struct account *a, struct account_sums *sums, struct error *err);
+/* Other living processes that hold memory of the device (vmm/holders.h): *n of list[VMM_HOLDERS_MAX]. */
+int account_holders(struct account *a, struct vmm_holder *list, size_t *n, struct error *err);

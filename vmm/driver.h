@@ -24,6 +24,15 @@ struct vmm_memory {
         context_bytes; /* what the driver itself took when this process came to the card; CPU: 0 */
 };
 
+#define VMM_HOLDERS_MAX 16
+
+/* A process that holds memory of a card. */
+struct vmm_holder {
+    int64_t pid;
+    char name[64];  /* as /proc/<pid>/comm has it; "" where it cannot be read */
+    uint64_t bytes; /* 0: not told */
+};
+
 struct vmm_driver {
     const char *name;   /* "host" | "cuda" */
     size_t granularity; /* of sizes and map addresses */
@@ -40,6 +49,9 @@ struct vmm_driver {
     int (*set_access)(struct vmm_driver *d, void *base, size_t bytes, struct error *err);
     int (*unmap)(struct vmm_driver *d, void *base, size_t bytes, struct error *err);
     int (*memory)(struct vmm_driver *d, struct vmm_memory *out, struct error *err);
+    /* Other living processes that hold memory of the card, the largest first, at most VMM_HOLDERS_MAX. NULL: this driver never
+     * knows; *n = 0: nobody, or there is nobody to ask. Best effort: what they hold need not add up to foreign_bytes. */
+    int (*holders)(struct vmm_driver *d, struct vmm_holder *out, size_t *n, struct error *err);
     void (*close)(struct vmm_driver *d);
 };
 

@@ -6,7 +6,8 @@
  *
  * libcuda is not linked: the static runtime finds the driver when the card is opened, and hands out its entry points. Memory
  * numbers come from cuMemGetInfo; what the context itself took is the difference that NVML (looked for at run time, never
- * required) sees while it is made. Without NVML it counts as foreign.
+ * required) sees while it is made. Without NVML it counts as foreign. NVML also names the processes that hold memory of the
+ * card; in a container it may show numbers of the host's namespace, which then have no name here.
  *
  * With a capacity, the process acts as if the card had no more: what it created is held against it, and free memory is the smaller
  * of what the capacity leaves and what the card really has. Threads: one owner. Lifetimes: whoever created and mapped gives back;
@@ -20,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "vmm/driver.h"
+#include "vmm/holders.h"
 
 struct piece {
     vmm_handle handle;
@@ -34,6 +36,7 @@ struct mapping {
 
 struct cuda {
     int device;
+    char uuid[64];
     uint64_t capacity_bytes, context_bytes, own_bytes;
     struct piece *pieces; /* owned; released and unmapped ones leave */
     struct mapping *mappings;
@@ -269,23 +272,85 @@ static int entries_find(struct cuda *c, struct error *err)
     return code;
 }
 
-/* The card's memory as NVML tells it; false where it cannot. The structure is of NVML's public interface. */
+/* NVML, looked for at run time. Structures and names are of its public interface. The library stays: unloading it is known to
+ * leave threads behind. */
+static void *nvml_open(void)
+{
+    void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    int (*init)(void) = NULL;
+    if (library != NULL)
+        *(void **)&init = dlsym(library, "nvmlInit_v2");
+    return init != NULL && init() == 0 ? library : NULL;
+}
+
+/* NULL: NVML does not know the card. */
+static void *nvml_card(void *library, const char *uuid)
+{
+    void *device = NULL;
+    int (*find)(const char *, void **);
+    *(void **)&find = dlsym(library, "nvmlDeviceGetHandleByUUID");
+    return find != NULL && find(uuid, &device) == 0 ? device : NULL;
+}
+
+/* The card's memory as NVML tells it; false where it cannot. */
 struct nvml_memory {
     unsigned long long total, free, used;
 };
 static bool nvml_read(const char *uuid, struct nvml_memory *memory)
 {
-    void *device = NULL;
-    void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (library == NULL)
-        return false;
-    int (*init)(void), (*find)(const char *, void **), (*read)(void *, void *);
-    *(void **)&init = dlsym(library, "nvmlInit_v2");
-    *(void **)&find = dlsym(library, "nvmlDeviceGetHandleByUUID");
-    *(void **)&read = dlsym(library, "nvmlDeviceGetMemoryInfo");
-    /* The library stays: unloading it is known to leave threads behind. */
-    return init != NULL && find != NULL && read != NULL && init() == 0 &&
-           find(uuid, &device) == 0 && read(device, memory) == 0;
+    void *library = nvml_open();
+    void *device = library != NULL ? nvml_card(library, uuid) : NULL;
+    int (*read)(void *, void *) = NULL;
+    if (device != NULL)
+        *(void **)&read = dlsym(library, "nvmlDeviceGetMemoryInfo");
+    return read != NULL && read(device, memory) == 0;
+}
+
+#define NVML_PROCESSES_MAX 128
+#define NVML_NOT_TOLD      (~0ULL)
+struct nvml_process {
+    unsigned int pid;
+    unsigned long long used;
+    unsigned int gpu_instance, compute_instance;
+};
+
+/* The processes of one list, under the first of its names that this NVML has: both have this structure. */
+static void nvml_list_add(void *library, void *device, const char *const names[2],
+                          struct vmm_holder *out, size_t *n)
+{
+    struct nvml_process all[NVML_PROCESSES_MAX];
+    unsigned int count = NVML_PROCESSES_MAX;
+    int (*list)(void *, unsigned int *, struct nvml_process *) = NULL;
+    for (size_t i = 0; list == NULL && i < 2; i++)
+        *(void **)&list = dlsym(library, names[i]);
+    if (list == NULL || list(device, &count, all) != 0)
+        return;
+    for (unsigned int i = 0; i < count && i < NVML_PROCESSES_MAX; i++) {
+        size_t known =
+            0; /* a process that computes and draws stands in both lists, with the same sum */
+        while (known < *n && out[known].pid != (int64_t)all[i].pid)
+            known++;
+        if (known == *n)
+            holders_add(out, n, all[i].pid, all[i].used == NVML_NOT_TOLD ? 0 : all[i].used);
+    }
+}
+
+static int cuda_holders(struct vmm_driver *d, struct vmm_holder *out, size_t *n, struct error *err)
+{
+    static const char *const compute[2] = {"nvmlDeviceGetComputeRunningProcesses_v3",
+                                           "nvmlDeviceGetComputeRunningProcesses_v2"};
+    static const char *const graphics[2] = {"nvmlDeviceGetGraphicsRunningProcesses_v3",
+                                            "nvmlDeviceGetGraphicsRunningProcesses_v2"};
+    void *library = nvml_open();
+    void *device = library != NULL ? nvml_card(library, cuda_of(d)->uuid) : NULL;
+    (void)err;
+    *n = 0;
+    if (device == NULL)
+        return 0;
+    nvml_list_add(library, device, compute, out, n);
+    nvml_list_add(library, device, graphics, out, n);
+    holders_finish(out, *n);
+    return 0;
 }
 
 static uint64_t nvml_used_bytes(const char *uuid)
@@ -373,6 +438,7 @@ static int context_open(struct cuda *c, struct error *err)
         code = vmm_cuda_check(c->device, &card, err);
     if (code != 0)
         return code;
+    memcpy(c->uuid, card.uuid, sizeof c->uuid);
     (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     uint64_t before = nvml_used_bytes(card.uuid);
     cudaError_t rc = cudaInitDevice(c->device, cudaDeviceScheduleYield | cudaDeviceMapHost,
@@ -423,6 +489,7 @@ int vmm_driver_cuda_open(struct vmm_driver *d, const struct vmm_cuda_settings *s
                              .set_access = cuda_set_access,
                              .unmap = cuda_unmap,
                              .memory = cuda_memory,
+                             .holders = cuda_holders,
                              .close = cuda_close};
     return 0;
 }

@@ -306,6 +306,11 @@ static int host_memory(struct vmm_driver *d, struct vmm_memory *out, struct erro
     return 0;
 }
 
+static int host_holders(struct vmm_driver *d, struct vmm_holder *out, size_t *n, struct error *err)
+{
+    return account_holders(&host_of(d)->account, out, n, err);
+}
+
 static void host_close(struct vmm_driver *d)
 {
     struct host *h = host_of(d);
@@ -366,6 +371,7 @@ int vmm_driver_host_open(struct vmm_driver *d, const struct vmm_host_settings *s
                              .set_access = host_set_access,
                              .unmap = host_unmap,
                              .memory = host_memory,
+                             .holders = host_holders,
                              .close = host_close};
     return 0;
 }

@@ -386,6 +386,18 @@ class EbbtideTest(unittest.TestCase):
         self.engines.append(engine)
         return engine.ready() if wait else engine
 
+    def hold(self, device, mib):
+        """Another process that holds memory of a CPU card until its input ends."""
+        program = BIN / "foreign-holder"
+        if not program.exists():
+            self.fail(f"{program} is missing")
+        process = subprocess.Popen([str(program), "--namespace", self.namespace, "--device", str(device), "--mib", str(mib)],
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self.env)
+        self.addCleanup(process.__exit__, None, None, None)
+        self.addCleanup(process.kill)
+        self.assertEqual(process.stdout.readline().split()[:1], [b"held"])
+        return process
+
     def client(self, name=None):
         sockets = sorted((self.runtime / "ebbtide").glob(f"{name or '*'}.sock"))
         self.assertEqual(len(sockets), 1, f"control sockets: {sockets}")

@@ -157,18 +157,6 @@ class VramDuringGeneration(EbbtideTest):
 
 
 class Foreign(EbbtideTest):
-    def hold(self, device, mib):
-        """Another process that holds memory of a CPU card until its input ends."""
-        program = BIN / "foreign-holder"
-        if not program.exists():
-            self.fail(f"{program} is missing")
-        process = subprocess.Popen([str(program), "--namespace", self.namespace, "--device", str(device), "--mib", str(mib)],
-                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self.env)
-        self.addCleanup(process.__exit__, None, None, None)
-        self.addCleanup(process.kill)
-        self.assertEqual(process.stdout.readline().split()[:1], [b"held"])
-        return process
-
     def test_foreign_memory_shows_and_limits_what_a_grow_may_take(self):
         engine = self.serve("cpu:0,cpu:1", **SERVE)
         start = engine.stat()[1]

@@ -36,6 +36,8 @@ struct kit_reply {
 int kit_ask(const struct kit_flags *f, const char *line, struct kit_reply *r, struct error *err);
 /* Asks the engine where its cards are, for tables and JSON. What is not told stays unknown. */
 void kit_places(const struct kit_flags *f, struct kit_reply *r);
+/* Warns on stderr of receipts that leave less free than another program needs to attach. */
+void kit_attach_warn(const struct kit_flags *f, const struct kit_reply *r);
 void kit_reply_free(struct kit_reply *r);
 void kit_reply_print(FILE *out, const struct kit_reply *r); /* the protocol's lines */
 

@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include "vmm/account.h"
+#include "vmm/holders.h"
 
 #define PAGE ((uint64_t)4096)
 
@@ -139,6 +140,48 @@ Test(account, namespaces_and_cards_do_not_meet)
     holder_end(&other_space);
     holder_end(&other_card);
     host_card_close(&card);
+}
+
+Test(account, holders_are_other_processes_of_this_card_the_largest_first_with_their_names)
+{
+    struct vmm_holder list[VMM_HOLDERS_MAX];
+    size_t n = 9;
+    vmm_handle own;
+    host_card_open(&card, 64 * MIB);
+    cr_assert_eq(card.driver.create(&card.driver, 2 * MIB, &own, &err), 0, "%s", err.text);
+    cr_assert_eq(card.driver.holders(&card.driver, list, &n, &err), 0, "%s", err.text);
+    cr_assert_eq(n, 0, "this process is no holder");
+    struct holder small = holder_start("default", "0", "8"),
+                  elsewhere = holder_start("default", "1", "9");
+    struct holder large = holder_start("default", "0", "30");
+    cr_assert_eq(card.driver.holders(&card.driver, list, &n, &err), 0, "%s", err.text);
+    cr_assert_eq(n, 2);
+    cr_assert_eq(list[0].pid, large.pid);
+    cr_assert_eq(list[1].pid, small.pid);
+    cr_assert_eq(list[0].bytes, 30 * MIB);
+    cr_assert_str_eq(list[0].name, "foreign-holder");
+    holder_end(&large);
+    cr_assert_eq(card.driver.holders(&card.driver, list, &n, &err), 0, "%s", err.text);
+    cr_assert_eq(n, 1);
+    cr_assert_eq(list[0].pid, small.pid);
+    holder_end(&small);
+    holder_end(&elsewhere);
+    host_card_close(&card);
+}
+
+/* More holders than the list has room for: the largest stay. */
+Test(account, a_list_that_is_full_keeps_the_largest_holders)
+{
+    struct vmm_holder list[VMM_HOLDERS_MAX];
+    size_t n = 0;
+    for (int64_t i = 1; i <= 2 * VMM_HOLDERS_MAX; i++)
+        holders_add(list, &n, -i, (uint64_t)i);
+    holders_add(list, &n, -2 * VMM_HOLDERS_MAX, 5);
+    holders_finish(list, n);
+    cr_assert_eq(n, VMM_HOLDERS_MAX);
+    cr_assert_eq(list[0].bytes, 2 * VMM_HOLDERS_MAX + 5);
+    cr_assert_eq(list[n - 1].bytes, VMM_HOLDERS_MAX + 1);
+    cr_assert_str_eq(list[0].name, "");
 }
 
 /* A child that takes and gives 200 times and reports how many pieces it could take at once; its
