@@ -116,6 +116,7 @@ static const struct verb_rule stage_rules[] = {
               {.name = "kernels"},
               {.name = "kv"},
               {.name = "host_mib"},
+              {.name = "link"},
               {.name = "epoch"}}},
     {.name = "LINK",
      .keys = {{"epoch", KEY_REQUIRED},
