@@ -40,7 +40,7 @@ void links_close(struct stage *s)
     s->n_deferred = s->n_outbox = 0;
 }
 
-static struct link_settings settings_for(struct stage *s, enum link_way way)
+static struct link_settings settings_for(const struct stage *s, enum link_way way)
 {
     size_t rows = s->queue.rows_max < LINK_TILE_ROWS ? s->queue.rows_max : LINK_TILE_ROWS;
     struct link_settings all = {.exec = s->platform->exec,
@@ -52,8 +52,6 @@ static struct link_settings settings_for(struct stage *s, enum link_way way)
     size_t at = 0;
     if (s->link_ring.base != NULL && way == LINK_IN)
         all.ring = &s->link_ring;
-    if (s->load.ipc && way == LINK_OUT)
-        all.vmm = &s->memory;
     if (all.ring != NULL && s->link_shared == NULL) {
         all.memory = s->link_ring.base; /* the control thread reaches it: should it be a socket */
         return all;
@@ -72,7 +70,7 @@ static struct link_settings settings_for(struct stage *s, enum link_way way)
 }
 
 /* A device's ring is no place for the control thread, which needs one of its own should the link be a socket. */
-static size_t memory_bytes(struct stage *s)
+size_t links_memory_bytes(const struct stage *s)
 {
     struct link_settings last = settings_for(s, LINK_BACK_OUT), rows = settings_for(s, LINK_IN);
     bool only_out = s->link_ring.base != NULL && !s->platform->exec->is_device;
@@ -113,8 +111,9 @@ int links_memory_open(struct stage *s, struct error *err)
     int rc = s->load.ipc && s->load.stage > 0 ? ring_open(s, err) : 0;
     if (rc != 0)
         return rc;
-    return exec->is_device ? exec->shared_alloc(s->card, memory_bytes(s), &s->link_shared, err)
-                           : fixed_block_open(&s->link_memory, &s->memory, memory_bytes(s), err);
+    return exec->is_device
+               ? exec->shared_alloc(s->card, links_memory_bytes(s), &s->link_shared, err)
+               : fixed_block_open(&s->link_memory, &s->memory, links_memory_bytes(s), err);
 }
 
 void links_memory_close(struct stage *s)
@@ -165,6 +164,7 @@ static int link_make(struct stage *s, enum link_way way, const struct message *m
         return rc;
     host[n_host] = '\0';
     struct link_settings settings = settings_for(s, way);
+    settings.vmm = s->load.ipc && way == LINK_OUT ? &s->memory : NULL;
     if (s->links[way] != NULL)
         return error_set(err, EBB_EBUSY, "LINK %s: epoch %u has this link already", way_key[way],
                          s->epoch);

@@ -190,8 +190,9 @@ void link_command(struct stage *s, const struct message *m,
 void links_close(struct stage *s);
 size_t links_poll_fds(struct stage *s, struct pollfd *fds, size_t max);
 void links_service(struct stage *s);
-bool links_are_copying(const struct stage *s); /* tiles, on the compute stream */
-/* Memory of all four ways, and by what driver they travel. */
+bool links_are_copying(const struct stage *s);    /* tiles, on the compute stream */
+size_t links_memory_bytes(const struct stage *s); /* of the ways, a device's ring not counted */
+/* Makes it, and chooses by what driver rows travel. */
 int links_memory_open(struct stage *s, struct error *err);
 void links_memory_close(struct stage *s); /* after links_close() */
 void links_deferred(struct stage *s);     /* at a boundary: LINK lines that had to wait for one */
