@@ -14,7 +14,7 @@
 
 #include "protocol/excerpt.h"
 
-#define KEYS_MAX       24
+#define KEYS_MAX       20
 #define NAME_BYTES_MAX 31
 
 enum key_kind { KEY_OPTIONAL, KEY_REQUIRED, KEY_REPEATABLE };
@@ -101,10 +101,10 @@ static const struct verb_rule stage_rules[] = {
      .keys = {{"model", KEY_REQUIRED}, {.name = "fingerprint"}, {.name = "device"},
               {.name = "stage"},       {.name = "stages"},      {.name = "layers"},
               {.name = "reserve_mib"}, {.name = "segment_mib"}, {.name = "context"},
-              {.name = "sequences"},   {.name = "kv_tokens"},   {.name = "heat_file"},
-              {.name = "chunk"},       {.name = "threads"},     {.name = "pin"},
-              {.name = "share"},       {.name = "kernels"},     {.name = "kv"},
-              {.name = "host_mib"},    {.name = "epoch"}}},
+              {.name = "sequences"},   {.name = "kv_tokens"},   {.name = "chunk"},
+              {.name = "threads"},     {.name = "pin"},         {.name = "share"},
+              {.name = "kernels"},     {.name = "kv"},          {.name = "host_mib"},
+              {.name = "link"},        {.name = "epoch"}}},
     {.name = "LINK",
      .keys = {{"epoch", KEY_REQUIRED},
               {.name = "in"},

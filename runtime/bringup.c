@@ -168,8 +168,6 @@ static void load_send(struct engine *e, struct peer *p)
     pin_add(s, p->card, &w);
     line_key(&w, "kernels", s->kernels != NULL ? s->kernels : "auto");
     line_key(&w, "kv", e->sizes.kv_is_f32 ? "f32" : "f16");
-    if (s->heat_file != NULL && strcmp(s->heat_file, "none") != 0)
-        line_text(&w, "heat_file", s->heat_file, strlen(s->heat_file));
     line_u64(&w, "epoch", e->epoch);
     int n = line_end(&w);
     p->state = PEER_LOADING;

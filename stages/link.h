@@ -5,7 +5,8 @@
  * Everything is stream-ordered: send() copies the rows out when the stream gets there, take() copies them in; nobody waits.
  * The stage polls the descriptors of poll_fds() and calls service() whenever one is ready or the exec woke it.
  *
- * Drivers: socket (link_socket.c, CPU cards and mixed pairs); ipc and nccl join behind the same table. Their common inside: link_wire.h.
+ * Drivers: socket (link_socket.c: any pair), ipc (link_ipc.c: cards of one kind on one host, rows go straight into the receiver's
+ * ring; it becomes a socket where they cannot); nccl joins behind the same table. Their common inside: link_wire.h.
  * Failure: EBB_EPEER when the other side is gone or breaks the format; the link is then only good for close().
  */
 #pragma once
@@ -14,6 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "kernels/exec.h"
+#include "vmm/driver.h"
 
 #define LINK_TILE_ROWS    512
 #define LINK_ADDRESS_MAX  160
@@ -33,6 +35,14 @@ struct link_tile {
     const void *data; /* rows: [n_rows][row_values] fp32 of the card; ids: host memory */
 };
 
+/* Memory that an end which listens may offer to the stage before it, to put rows in itself: link_memory_bytes() of shared memory. */
+struct link_ring {
+    const char *kind; /* of the driver that made it: its name, at most 7 characters count */
+    void *base;       /* of the card */
+    size_t bytes;
+    int fd; /* owned by the stage, names the memory to another process */
+};
+
 struct link_settings {
     const struct exec_driver *exec; /* borrowed, with its exec, for the copies */
     struct exec *card;
@@ -43,6 +53,9 @@ struct link_settings {
     size_t tiles;     /* buffers in the ring, >= 2 */
     void *
         memory; /* borrowed: link_memory_bytes() of the card, made when the stage made all its memory */
+    /* ipc only, both borrowed: what to offer, and by what to map what is offered; NULL: rows go over the socket. */
+    const struct link_ring *ring;
+    struct vmm_driver *vmm;
 };
 
 static inline size_t link_payload_bytes(const struct link_settings *s)
@@ -58,18 +71,21 @@ static inline size_t link_memory_bytes(const struct link_settings *s)
 struct link; /* opaque */
 
 struct link_driver {
-    const char *name; /* "socket" */
+    const char *name; /* "socket" | "ipc" */
     /* Waits for one peer at an address of its own making, which only who knows the key may use. host: NULL = this machine only, else
      * the local address that other hosts reach. */
     int (*listen)(struct link **l, const struct link_settings *settings, const char *host,
                   char address[LINK_ADDRESS_MAX], char key[LINK_KEY_MAX], struct error *err);
     int (*connect)(struct link **l, const struct link_settings *settings, const char *address,
                    const char *key, struct error *err);
-    void (*close)(struct link *l); /* NULL is fine */
+    void (*close)(
+        struct link *l); /* NULL is fine; nothing on a stream touches its tiles any more */
 
     size_t (*poll_fds)(struct link *l, struct pollfd *fds); /* fills at most LINK_POLL_FDS_MAX */
     int (*service)(struct link *l, struct error *err);
     bool (*is_up)(const struct link *l); /* the peer has proved itself */
+    /* By what rows travel once it is up, "socket" or "ipc"; *why (may be NULL): what hindered ipc, "" = nothing did. */
+    const char *(*became)(const struct link *l, const char **why);
     bool (*is_copying)(
         const struct link *l); /* a tile's copy is on a stream: service() comes again */
 
@@ -83,4 +99,4 @@ struct link_driver {
     int (*take)(struct link *l, void *to, struct exec_stream *s, struct error *err);
 };
 
-extern const struct link_driver link_socket;
+extern const struct link_driver link_socket, link_ipc;

@@ -1,7 +1,9 @@
 /* stages/link_greet.c - how two stages find and prove each other before rows flow (see link_wire.h).
  *
  * The connector sends "EBBLINK1", the 32 hex digits of the key and its row size; the listener checks them (and, on a unix socket, that
- * the peer runs as the same user), answers "EBBLINK1" and stops listening. A stranger is turned away and the wait goes on. Abstract
+ * the peer runs as the same user), answers "EBBLINK1" and stops listening. "EBBLINKR" in its place asks for a ring that both map; a
+ * listener that has one answers with the same word, what the ring is (struct ring_offer) and its descriptor, and waits for a byte: mapped,
+ * or refused, and then rows go over the socket. A stranger is turned away and the wait goes on. Abstract
  * names vanish with the process, so nothing is left behind whatever ends it.
  * Threads: the stage's control thread only. Refuses: a second peer, rows of another width.
  */
@@ -15,7 +17,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-static const char greeting[8] = {'E', 'B', 'B', 'L', 'I', 'N', 'K', '1'};
+/* The second is for a ring that both map: who connects asks for one, who listens offers it. */
+static const char greeting[8] = {'E', 'B', 'B', 'L', 'I', 'N', 'K', '1'},
+                  greeting_ring[8] = {'E', 'B', 'B', 'L', 'I', 'N', 'K', 'R'};
+#define RING_MAPPED  'Y'
+#define RING_REFUSED 'N'
 
 int greet_listen(struct link **out, const struct link_settings *settings, const char *host,
                  char address[LINK_ADDRESS_MAX], char key[LINK_KEY_MAX], struct error *err)
@@ -33,6 +39,8 @@ int greet_listen(struct link **out, const struct link_settings *settings, const 
         wire_close(l);
         return rc;
     }
+    if (host != NULL)
+        l->settings.ring = NULL; /* a descriptor does not travel */
     memcpy(key, l->key, LINK_KEY_MAX);
     *out = l;
     return 0;
@@ -62,7 +70,11 @@ int greet_connect(struct link **out, const struct link_settings *settings, const
     }
     fd_tune(l->fd);
     l->state = LINK_CONNECTING;
-    memcpy(l->hello.greeting, greeting, sizeof greeting);
+    if (settings->vmm != NULL && strncmp(address, "unix:", 5) != 0) {
+        l->settings.vmm = NULL;
+        (void)snprintf(l->why, sizeof l->why, "the stage after is on another host");
+    }
+    memcpy(l->hello.greeting, l->settings.vmm != NULL ? greeting_ring : greeting, sizeof greeting);
     memcpy(l->hello.key, key, sizeof l->hello.key);
     l->hello.row_values = settings->row_values;
     *out = l;
@@ -93,6 +105,36 @@ static int accept_one(struct link *l, struct error *err)
     return 0;
 }
 
+static void stranger_leave(struct link *l)
+{
+    (void)close(l->fd);
+    l->fd = -1;
+    l->state = LINK_LISTENING;
+}
+
+/* The peer knows the key: it gets the answer it can have, and nobody else is waited for. */
+static int peer_answer(struct link *l, struct error *err)
+{
+    const struct link_ring *ring = l->settings.ring;
+    bool offers =
+        memcmp(l->hello.greeting, greeting_ring, sizeof greeting_ring) == 0 && ring != NULL;
+    if (l->hello.row_values != l->settings.row_values)
+        return error_set(err, EBB_EMISMATCH,
+                         "link: rows of %zu values wanted, the other stage sends %llu",
+                         l->settings.row_values, (unsigned long long)l->hello.row_values);
+    if (offers) {
+        int rc = ring_offer(l, greeting_ring, err);
+        if (rc != 0)
+            return rc;
+    } else if (send(l->fd, greeting, sizeof greeting, MSG_NOSIGNAL) != (ssize_t)sizeof greeting) {
+        return wire_gone(err, "greeting");
+    }
+    (void)close(l->fd_listen);
+    l->fd_listen = -1;
+    l->state = offers ? LINK_OFFERED : LINK_UP;
+    return 0;
+}
+
 /* Listener: a stranger that does not know the key is turned away and the wait goes on. */
 static int greet_listener(struct link *l, struct error *err)
 {
@@ -103,51 +145,109 @@ static int greet_listener(struct link *l, struct error *err)
         l->hello_bytes += (size_t)got;
     if (got >= 0 && l->hello_bytes < sizeof l->hello)
         return 0;
-    bool known = got >= 0 && memcmp(l->hello.greeting, greeting, sizeof greeting) == 0 &&
+    bool known = got >= 0 &&
+                 (memcmp(l->hello.greeting, greeting, sizeof greeting) == 0 ||
+                  memcmp(l->hello.greeting, greeting_ring, sizeof greeting_ring) == 0) &&
                  memcmp(l->hello.key, l->key, sizeof l->hello.key) == 0;
-    if (!known) {
-        (void)close(l->fd);
-        l->fd = -1;
-        l->state = LINK_LISTENING;
-        return 0;
-    }
-    if (l->hello.row_values != l->settings.row_values)
-        return error_set(err, EBB_EMISMATCH,
-                         "link: rows of %zu values wanted, the other stage sends %llu",
-                         l->settings.row_values, (unsigned long long)l->hello.row_values);
-    if (send(l->fd, greeting, sizeof greeting, MSG_NOSIGNAL) != (ssize_t)sizeof greeting)
-        return wire_gone(err, "greeting");
-    (void)close(l->fd_listen);
-    l->fd_listen = -1;
+    if (known)
+        return peer_answer(l, err);
+    stranger_leave(l);
+    return 0;
+}
+
+/* Listener: whether the peer could map what was offered. */
+static int verdict_read(struct link *l, struct error *err)
+{
+    char verdict;
+    ssize_t got = wire_pull(l, &verdict, 1, err);
+    if (got <= 0)
+        return (int)got;
+    if (verdict != RING_MAPPED && verdict != RING_REFUSED)
+        return error_set(err, EBB_EPEER, "link: the other side is not an ebbtide stage");
+    if (verdict == RING_MAPPED)
+        ring_use(l, l->settings.ring->base);
     l->state = LINK_UP;
     return 0;
 }
 
-static int greet_connector(struct link *l, struct error *err)
+/* As wire_pull, of the answer, whose first byte may bring a descriptor. Never takes more than the answer's next part. */
+static ssize_t answer_pull(struct link *l, struct error *err)
 {
-    if (l->state == LINK_CONNECTING) {
-        int failure = 0;
-        socklen_t n = sizeof failure;
-        if (getsockopt(l->fd, SOL_SOCKET, SO_ERROR, &failure, &n) == 0 && failure != 0)
-            return error_set(err, EBB_EPEER, "link: cannot connect: %s", strerror(failure));
-        ssize_t sent =
-            wire_push(l, (char *)&l->hello + l->hello_bytes, sizeof l->hello - l->hello_bytes, err);
-        if (sent < 0)
-            return (int)sent;
-        l->hello_bytes += (size_t)sent;
-        if (l->hello_bytes == sizeof l->hello)
-            l->state = LINK_GREETING;
+    size_t end = l->answer_bytes < sizeof greeting ? sizeof greeting : sizeof l->answer;
+    char control[CMSG_SPACE(sizeof(int))] __attribute__((aligned(8)));
+    struct iovec part = {.iov_base = (char *)&l->answer + l->answer_bytes,
+                         .iov_len = end - l->answer_bytes};
+    struct msghdr m = {.msg_iov = &part,
+                       .msg_iovlen = 1,
+                       .msg_control = control,
+                       .msg_controllen = sizeof control};
+    ssize_t got = recvmsg(l->fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR))
         return 0;
+    for (struct cmsghdr *c = got > 0 ? CMSG_FIRSTHDR(&m) : NULL; c != NULL;
+         c = CMSG_NXTHDR(&m, c)) {
+        size_t n = c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS
+                       ? (c->cmsg_len - CMSG_LEN(0)) / sizeof(int)
+                       : 0;
+        for (size_t i = 0; i < n; i++) { /* of several, all but the last are closed */
+            if (l->fd_ring >= 0)
+                (void)close(l->fd_ring);
+            memcpy(&l->fd_ring, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
+        }
     }
-    ssize_t got =
-        wire_pull(l, l->answer + l->answer_bytes, sizeof l->answer - l->answer_bytes, err);
-    if (got < 0)
+    return got > 0 ? got : wire_gone(err, "reading");
+}
+
+/* Connector: maps the ring that was offered, or says that rows go over the socket. */
+static int offer_take(struct link *l, struct error *err)
+{
+    struct error why = {0};
+    bool mapped = ring_map(l, &l->answer.offer, &why) == 0;
+    char verdict = mapped ? RING_MAPPED : RING_REFUSED;
+    if (l->fd_ring >= 0)
+        (void)close(l->fd_ring);
+    l->fd_ring = -1;
+    (void)snprintf(l->why, sizeof l->why, "%.150s", why.text);
+    if (send(l->fd, &verdict, 1, MSG_NOSIGNAL) != 1)
+        return wire_gone(err, "greeting");
+    if (mapped)
+        ring_use(l, l->mapped.base);
+    l->state = LINK_UP;
+    return 0;
+}
+
+static int hello_send(struct link *l, struct error *err)
+{
+    int failure = 0;
+    socklen_t n = sizeof failure;
+    if (getsockopt(l->fd, SOL_SOCKET, SO_ERROR, &failure, &n) == 0 && failure != 0)
+        return error_set(err, EBB_EPEER, "link: cannot connect: %s", strerror(failure));
+    ssize_t sent =
+        wire_push(l, (char *)&l->hello + l->hello_bytes, sizeof l->hello - l->hello_bytes, err);
+    if (sent < 0)
+        return (int)sent;
+    l->hello_bytes += (size_t)sent;
+    if (l->hello_bytes == sizeof l->hello)
+        l->state = LINK_GREETING;
+    return 0;
+}
+
+static int answer_read(struct link *l, struct error *err)
+{
+    ssize_t got = answer_pull(l, err);
+    if (got <= 0)
         return (int)got;
     l->answer_bytes += (size_t)got;
-    if (l->answer_bytes < sizeof l->answer)
+    if (l->answer_bytes < sizeof greeting)
         return 0;
-    if (memcmp(l->answer, greeting, sizeof greeting) != 0)
+    bool offered = l->settings.vmm != NULL &&
+                   memcmp(l->answer.greeting, greeting_ring, sizeof greeting_ring) == 0;
+    if (!offered && memcmp(l->answer.greeting, greeting, sizeof greeting) != 0)
         return error_set(err, EBB_EPEER, "link: the other side is not an ebbtide stage");
+    if (offered)
+        return l->answer_bytes == sizeof l->answer ? offer_take(l, err) : 0;
+    if (l->settings.vmm != NULL)
+        (void)snprintf(l->why, sizeof l->why, "the stage after offers no ring");
     l->state = LINK_UP;
     return 0;
 }
@@ -169,7 +269,9 @@ int greet_service(struct link *l, struct error *err)
         rc = accept_one(l, err);
     if (rc == 0 && l->is_listener && l->state == LINK_GREETING)
         rc = greet_listener(l, err);
-    if (rc == 0 && !l->is_listener && l->state != LINK_UP)
-        rc = greet_connector(l, err);
+    if (rc == 0 && l->state == LINK_OFFERED)
+        rc = verdict_read(l, err);
+    if (rc == 0 && !l->is_listener)
+        rc = l->state == LINK_CONNECTING ? hello_send(l, err) : answer_read(l, err);
     return rc;
 }

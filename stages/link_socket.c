@@ -3,6 +3,36 @@
  */
 #include "stages/link_wire.h"
 
+static struct link_settings plain(const struct link_settings *settings)
+{
+    struct link_settings s = *settings;
+    s.ring = NULL;
+    s.vmm = NULL;
+    return s;
+}
+
+static int socket_listen(struct link **l, const struct link_settings *settings, const char *host,
+                         char address[LINK_ADDRESS_MAX], char key[LINK_KEY_MAX], struct error *err)
+{
+    struct link_settings s = plain(settings);
+    return greet_listen(l, &s, host, address, key, err);
+}
+
+static int socket_connect(struct link **l, const struct link_settings *settings,
+                          const char *address, const char *key, struct error *err)
+{
+    struct link_settings s = plain(settings);
+    return greet_connect(l, &s, address, key, err);
+}
+
+static const char *socket_became(const struct link *l, const char **why)
+{
+    (void)l;
+    if (why != NULL)
+        *why = "";
+    return "socket";
+}
+
 static size_t socket_poll_fds(struct link *l, struct pollfd *fds)
 {
     return l->state == LINK_UP ? wire_poll_fds(l, fds) : greet_poll_fds(l, fds);
@@ -21,12 +51,13 @@ static int socket_service(struct link *l, struct error *err)
 
 const struct link_driver link_socket = {
     .name = "socket",
-    .listen = greet_listen,
-    .connect = greet_connect,
+    .listen = socket_listen,
+    .connect = socket_connect,
     .close = wire_close,
     .poll_fds = socket_poll_fds,
     .service = socket_service,
     .is_up = socket_is_up,
+    .became = socket_became,
     .is_copying = wire_is_copying,
     .send = wire_send,
     .peek = wire_peek,

@@ -2,7 +2,8 @@
  *
  * The wire is frames: struct frame_header, then the payload. Both ends are little-endian machines. Nothing of a frame is believed before
  * it is checked. The ring is the credit: the receiver stops reading when its ring is full, the kernel's buffers fill, the sender's ring
- * fills, send() says EBB_EAGAIN. Threads: the stage's control thread only. Refuses: frames larger than a tile.
+ * fills, send() says EBB_EAGAIN. Where the ring is shared (link_ipc.c) the payload is there already: frames are headers only, and credits
+ * come back as bytes. Threads: the stage's control thread only. Refuses: frames larger than a tile.
  */
 #include "stages/link_wire.h"
 
@@ -23,6 +24,9 @@ void wire_close(struct link *l)
         (void)close(l->fd);
     if (l->fd_listen >= 0)
         (void)close(l->fd_listen);
+    if (l->fd_ring >= 0)
+        (void)close(l->fd_ring);
+    fixed_block_close(&l->mapped);
     free(l->tiles);
     free(l);
 }
@@ -37,7 +41,7 @@ int wire_open(struct link **out, const struct link_settings *settings, struct er
     if (l == NULL)
         return error_set(err, EBB_ENOMEM, "link: no memory");
     l->settings = *settings;
-    l->fd = l->fd_listen = -1;
+    l->fd = l->fd_listen = l->fd_ring = -1;
     l->payload_max = link_payload_bytes(settings);
     l->tiles = calloc(settings->tiles, sizeof *l->tiles);
     int rc = EBB_ENOMEM;
@@ -63,9 +67,25 @@ static struct tile_buffer *ring_at(struct link *l, size_t i)
     return &l->tiles[(l->first + i) % l->settings.tiles];
 }
 
-static bool has_bytes_to_send(const struct link *l)
+/* The tile whose turn it is on the wire, if it is ready: those before it wait for their credits. */
+static struct tile_buffer *next_to_send(struct link *l)
 {
-    return !l->is_listener && l->n_used > 0 && l->tiles[l->first].state == TILE_READY;
+    size_t i = 0;
+    while (i < l->n_used && ring_at(l, i)->state == TILE_SENT)
+        i++;
+    return i < l->n_used && ring_at(l, i)->state == TILE_READY ? ring_at(l, i) : NULL;
+}
+
+static size_t bytes_on_wire(const struct link *l, const struct tile_buffer *t)
+{
+    return sizeof t->header + (l->is_shared ? 0 : t->header.payload_bytes);
+}
+
+void wire_oldest_drop(struct link *l)
+{
+    ring_at(l, 0)->state = TILE_FREE;
+    l->first = (l->first + 1) % l->settings.tiles;
+    l->n_used--;
 }
 
 int wire_gone(struct error *err, const char *doing)
@@ -132,11 +152,10 @@ static int receive_frames(struct link *l, struct error *err)
         if (got <= 0)
             return (int)got;
         l->wire_bytes += (size_t)got;
-        if (l->wire_bytes == head) {
-            int rc = frame_check(l, &t->header, err);
-            if (rc != 0)
-                return rc;
-        } else if (l->wire_bytes > head && l->wire_bytes == head + t->header.payload_bytes) {
+        int rc = l->wire_bytes == head ? frame_check(l, &t->header, err) : 0;
+        if (rc != 0)
+            return rc;
+        if (l->wire_bytes >= head && l->wire_bytes == bytes_on_wire(l, t)) {
             t->state = TILE_READY;
             l->receiving = false;
         }
@@ -145,9 +164,9 @@ static int receive_frames(struct link *l, struct error *err)
 
 static int send_frames(struct link *l, struct error *err)
 {
-    while (has_bytes_to_send(l)) {
-        struct tile_buffer *t = ring_at(l, 0);
-        size_t head = sizeof t->header, total = head + t->header.payload_bytes;
+    struct tile_buffer *t;
+    while ((t = next_to_send(l)) != NULL) {
+        size_t head = sizeof t->header, total = bytes_on_wire(l, t);
         ssize_t sent =
             l->wire_bytes < head
                 ? wire_push(l, (char *)&t->header + l->wire_bytes, head - l->wire_bytes, err)
@@ -155,12 +174,13 @@ static int send_frames(struct link *l, struct error *err)
         if (sent <= 0)
             return (int)sent;
         l->wire_bytes += (size_t)sent;
-        if (l->wire_bytes == total) {
-            l->wire_bytes = 0;
-            t->state = TILE_FREE;
-            l->first = (l->first + 1) % l->settings.tiles;
-            l->n_used--;
-        }
+        if (l->wire_bytes < total)
+            continue;
+        l->wire_bytes = 0;
+        if (l->is_shared)
+            t->state = TILE_SENT;
+        else
+            wire_oldest_drop(l);
     }
     return 0;
 }
@@ -180,10 +200,10 @@ static int settle_copies(struct link *l, struct error *err)
     }
     while (l->is_listener && l->n_used > 0 && ring_at(l, 0)->state == TILE_FREE &&
            !(l->receiving && l->n_used == 1)) {
-        l->first = (l->first + 1) % l->settings.tiles;
-        l->n_used--;
+        wire_oldest_drop(l);
+        l->n_owed++;
     }
-    return 0;
+    return l->is_listener && l->is_shared ? ring_credits_pay(l, err) : 0;
 }
 
 bool wire_is_copying(const struct link *l)
@@ -194,7 +214,7 @@ bool wire_is_copying(const struct link *l)
     return false;
 }
 
-/* The sending side reads nothing after the greeting; an end of stream is how it learns that the peer died. */
+/* Without a shared ring the sending side reads nothing after the greeting; an end of stream is how it learns that the peer died. */
 static int watch_end(struct link *l, struct error *err)
 {
     char byte;
@@ -207,7 +227,8 @@ size_t wire_poll_fds(struct link *l, struct pollfd *fds)
 {
     short events = 0;
     if (!l->is_listener)
-        events = (short)(POLLIN | (has_bytes_to_send(l) ? POLLOUT : 0)); /* POLLIN: sees the end */
+        events =
+            (short)(POLLIN | (next_to_send(l) != NULL ? POLLOUT : 0)); /* POLLIN: sees the end */
     else if (l->receiving || l->n_used < l->settings.tiles)
         events = POLLIN;
     if (events == 0)
@@ -219,11 +240,10 @@ size_t wire_poll_fds(struct link *l, struct pollfd *fds)
 int wire_service(struct link *l, struct error *err)
 {
     int rc = settle_copies(l, err);
-    if (rc == 0)
-        rc = l->is_listener ? receive_frames(l, err) : watch_end(l, err);
-    if (rc == 0 && !l->is_listener)
-        rc = send_frames(l, err);
-    return rc;
+    if (rc != 0 || l->is_listener)
+        return rc != 0 ? rc : receive_frames(l, err);
+    rc = l->is_shared ? ring_credits_take(l, err) : watch_end(l, err);
+    return rc != 0 ? rc : send_frames(l, err);
 }
 
 int wire_send(struct link *l, const struct link_tile *tile, struct exec_stream *s,

@@ -8,6 +8,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char *const way_key[LINK_N_WAYS] = {"in", "out", "back-in", "back-out"};
 
@@ -49,7 +50,14 @@ static struct link_settings settings_for(const struct stage *s, enum link_way wa
                                 .tile_rows = rows,
                                 .tiles = LINK_TILES};
     size_t at = 0;
-    for (int w = 0; w < (int)way; w++) { /* the ways lie behind one another in link_memory */
+    if (s->link_ring.base != NULL && way == LINK_IN)
+        all.ring = &s->link_ring;
+    if (all.ring != NULL && s->link_shared == NULL) {
+        all.memory = s->link_ring.base; /* the control thread reaches it: should it be a socket */
+        return all;
+    }
+    for (int w = s->link_ring.base != NULL && s->link_shared == NULL ? LINK_OUT : LINK_IN;
+         w < (int)way; w++) { /* the ways lie behind one another in link_memory */
         struct link_settings before = all;
         before.row_values = is_back((enum link_way)w) ? 0 : all.row_values;
         at += link_memory_bytes(&before);
@@ -61,10 +69,63 @@ static struct link_settings settings_for(const struct stage *s, enum link_way wa
     return all;
 }
 
+/* A device's ring is no place for the control thread, which needs one of its own should the link be a socket. */
 size_t links_memory_bytes(const struct stage *s)
 {
     struct link_settings last = settings_for(s, LINK_BACK_OUT), rows = settings_for(s, LINK_IN);
-    return 2 * link_memory_bytes(&rows) + 2 * link_memory_bytes(&last);
+    bool only_out = s->link_ring.base != NULL && !s->platform->exec->is_device;
+    return (only_out ? 1 : 2) * link_memory_bytes(&rows) + 2 * link_memory_bytes(&last);
+}
+
+/* What a card that cannot share memory lacks is no error: the link is a socket then. */
+static int ring_open(struct stage *s, struct error *err)
+{
+    struct link_settings in = settings_for(s, LINK_IN);
+    struct error why = {0};
+    int fd = -1;
+    int rc =
+        fixed_block_open_shared(&s->link_memory_in, &s->memory, link_memory_bytes(&in), &fd, &why);
+    if (rc == EBB_ENOMEM) {
+        *err = why;
+        return rc;
+    }
+    if (rc != 0) {
+        stage_log("stage %u: link: socket, not ipc: %s", s->load.stage, why.text);
+        return 0;
+    }
+    s->link_ring = (struct link_ring){.kind = s->memory.name,
+                                      .base = s->link_memory_in.base,
+                                      .bytes = s->link_memory_in.bytes,
+                                      .fd = fd};
+    return 0;
+}
+
+/* Tiles go through sockets, so a device's are where the control thread sees them. */
+int links_memory_open(struct stage *s, struct error *err)
+{
+    const struct exec_driver *exec = s->platform->exec;
+    s->link_driver = s->platform->links[0];
+    for (size_t i = 0; s->load.ipc && s->platform->links[i] != NULL; i++)
+        if (strcmp(s->platform->links[i]->name, "ipc") == 0)
+            s->link_driver = s->platform->links[i];
+    int rc = s->load.ipc && s->load.stage > 0 ? ring_open(s, err) : 0;
+    if (rc != 0)
+        return rc;
+    return exec->is_device
+               ? exec->shared_alloc(s->card, links_memory_bytes(s), &s->link_shared, err)
+               : fixed_block_open(&s->link_memory, &s->memory, links_memory_bytes(s), err);
+}
+
+void links_memory_close(struct stage *s)
+{
+    if (s->link_shared != NULL)
+        s->platform->exec->shared_free(s->card, s->link_shared);
+    s->link_shared = NULL;
+    fixed_block_close(&s->link_memory);
+    if (s->link_ring.base != NULL)
+        (void)close(s->link_ring.fd);
+    s->link_ring = (struct link_ring){0};
+    fixed_block_close(&s->link_memory_in);
 }
 
 bool links_are_copying(const struct stage *s)
@@ -75,7 +136,9 @@ bool links_are_copying(const struct stage *s)
     return copying;
 }
 
-static void say_linked(struct stage *s, enum link_way way, const char *value, const char *key)
+/* key: of who listens; became: by what rows travel, of who is connected. */
+static void say_linked(struct stage *s, enum link_way way, const char *value, const char *key,
+                       const char *became)
 {
     struct line_writer w;
     line_begin(&w, s->line, sizeof s->line, "LINKED");
@@ -83,6 +146,8 @@ static void say_linked(struct stage *s, enum link_way way, const char *value, co
     line_text(&w, way_key[way], value, strlen(value));
     if (key != NULL)
         line_key(&w, "key", key);
+    if (became != NULL)
+        line_key(&w, "link", became);
     stage_say(s, &w);
 }
 
@@ -99,6 +164,7 @@ static int link_make(struct stage *s, enum link_way way, const struct message *m
         return rc;
     host[n_host] = '\0';
     struct link_settings settings = settings_for(s, way);
+    settings.vmm = s->load.ipc && way == LINK_OUT ? &s->memory : NULL;
     if (s->links[way] != NULL)
         return error_set(err, EBB_EBUSY, "LINK %s: epoch %u has this link already", way_key[way],
                          s->epoch);
@@ -109,7 +175,7 @@ static int link_make(struct stage *s, enum link_way way, const struct message *m
         rc = s->link_driver->listen(&s->links[way], &settings, n_host > 0 ? host : NULL, address,
                                     key, err);
         if (rc == 0)
-            say_linked(s, way, address, key);
+            say_linked(s, way, address, key, NULL);
         return rc;
     }
     const char *given = message_key(m, "key");
@@ -249,8 +315,13 @@ void links_service(struct stage *s)
             s->link_failed[way] = true;
         } else if (!s->link_told[way] && (way == LINK_OUT || way == LINK_BACK_OUT) &&
                    s->link_driver->is_up(s->links[way])) {
+            const char *why = "";
+            const char *became = s->link_driver->became(s->links[way], &why);
             s->link_told[way] = true;
-            say_linked(s, (enum link_way)way, "ok", NULL);
+            if (why[0] != '\0')
+                stage_log("stage %u: link %s: %s, not ipc: %s", s->load.stage, way_key[way], became,
+                          why);
+            say_linked(s, (enum link_way)way, "ok", NULL, became);
         }
     }
     take_ids(s);

@@ -8,7 +8,6 @@
 
 #include <inttypes.h>
 #include <string.h>
-#include "stages/heat_file.h"
 
 #define MIB                 (UINT64_C(1) << 20)
 #define LOAD_PIECE_BYTES    (16 * MIB)
@@ -44,7 +43,8 @@ static int read_fingerprint(const struct message *m, uint64_t *out, struct error
 static int read_names(const struct message *m, struct load_settings *l, struct error *err)
 {
     size_t n = 0;
-    const char *kernels = message_key(m, "kernels"), *kv = message_key(m, "kv");
+    const char *kernels = message_key(m, "kernels"), *kv = message_key(m, "kv"),
+               *link = message_key(m, "link");
     int rc = message_text(m, "model", l->model, sizeof l->model - 1, &n, err);
     if (rc == EBB_ENOENT)
         return error_set(err, EBB_EINVAL, "LOAD: wants model=<file>");
@@ -57,9 +57,9 @@ static int read_names(const struct message *m, struct load_settings *l, struct e
     if (kv != NULL && strcmp(kv, "f16") != 0 && strcmp(kv, "f32") != 0)
         return error_set(err, EBB_EINVAL, "kv: f16 or f32 wanted, got %.40s", kv);
     l->kv = kv != NULL && strcmp(kv, "f32") == 0 ? KV_F32 : KV_F16;
-    rc = optional(message_text(m, "heat_file", l->heat_file, sizeof l->heat_file - 1, &n, err));
-    if (rc != 0)
-        return rc;
+    if (link != NULL && strcmp(link, "ipc") != 0 && strcmp(link, "socket") != 0)
+        return error_set(err, EBB_EINVAL, "link: ipc or socket wanted, got %.40s", link);
+    l->ipc = link != NULL && strcmp(link, "ipc") == 0;
     return read_fingerprint(m, &l->fingerprint, err);
 }
 
@@ -188,15 +188,6 @@ static int open_compute(struct stage *s, struct error *err)
     return rc == 0 ? run_open(s, err) : rc;
 }
 
-/* Tiles go through sockets, so a device's are where the control thread sees them. */
-static int open_link_memory(struct stage *s, struct error *err)
-{
-    const struct exec_driver *exec = s->platform->exec;
-    if (exec->is_device)
-        return exec->shared_alloc(s->card, links_memory_bytes(s), &s->link_shared, err);
-    return fixed_block_open(&s->link_memory, &s->memory, links_memory_bytes(s), err);
-}
-
 /* What is not elastic: workspace, weights, KV, link tiles. */
 static int open_fixed(struct stage *s, struct error *err)
 {
@@ -225,7 +216,7 @@ static int open_fixed(struct stage *s, struct error *err)
     if (rc == 0)
         rc = kv_open(&s->kv, &s->memory, &ks, s->forward.in.tables, err);
     if (rc == 0 && s->load.n_stages > 1)
-        rc = open_link_memory(s, err);
+        rc = links_memory_open(s, err);
     return rc;
 }
 
@@ -236,27 +227,6 @@ static void fill_order(struct stage *s)
         for (uint32_t group = 0; group < x->n_groups; group++)
             cache_touch(x->cache, (struct cache_key){group, e},
                         FILL_ORDER_HEAT * (double)(x->n_experts - e));
-}
-
-/* What was hot before comes first. A file that cannot be used costs a word, not the start. */
-static void heat_load(struct stage *s)
-{
-    struct error err = {0};
-    if (s->load.heat_file[0] == '\0')
-        return;
-    int rc = heat_file_read(s->load.heat_file, &s->experts, &err);
-    if (rc != 0 && rc != EBB_ENOENT)
-        stage_log("warning: card %u: no heat was loaded: %s", s->load.device, err.text);
-}
-
-void load_heat_save(struct stage *s)
-{
-    struct error err = {0};
-    if (s->load.heat_file[0] == '\0' || s->state != STAGE_SERVING || s->experts.cache == NULL ||
-        s->n_steps == 0)
-        return;
-    if (heat_file_write(s->load.heat_file, &s->experts, &err) != 0)
-        stage_log("warning: card %u: heat was not saved: %s", s->load.device, err.text);
 }
 
 /* As much cache as the reserve allows, at least the floor. */
@@ -301,7 +271,6 @@ static int open_cache(struct stage *s, struct error *err)
         stage_log("card %u: %zu segments for experts, not %zu: %s", s->load.device, reached, wanted,
                   driver.text);
     fill_order(s);
-    heat_load(s);
     return 0;
 }
 
@@ -331,13 +300,10 @@ void load_release(struct stage *s)
     graphs_close(&s->graphs);
     registration_close(&s->registration);
     links_close(s);
-    if (s->link_shared != NULL)
-        exec->shared_free(s->card, s->link_shared);
-    s->link_shared = NULL;
+    links_memory_close(s);
     if (s->card != NULL)
         run_close(s);
     queue_close(&s->queue);
-    fixed_block_close(&s->link_memory);
     kv_close(&s->kv);
     forward_close(&s->forward);
     weights_close(&s->weights);

@@ -37,8 +37,8 @@ struct load_settings {
     uint64_t reserve_mib, segment_mib, kv_tokens, host_mib;
     uint32_t context, n_sequences, chunk, n_threads, epoch;
     char kernels[16];
-    char heat_file[4096]; /* "": none */
     enum kv_type kv;
+    bool ipc; /* link=ipc */
     struct pin pin;
     uint32_t share,
         n_shares; /* this card is number `share` of the run's n_shares CPU cards on this host */
@@ -136,6 +136,8 @@ struct stage {
     struct registration registration;
     struct fixed_block link_memory; /* of the tiles; a device's are in link_shared */
     void *link_shared;
+    struct fixed_block link_memory_in; /* with link=ipc: the ring that the stage before maps */
+    struct link_ring link_ring;        /* the same, to offer; without one its base is NULL */
     size_t n_layers;
     uint64_t load_started_us, load_done_bytes, load_total_bytes, load_told_bytes;
 
@@ -179,9 +181,8 @@ void stage_fail(struct stage *s, const struct error *err);
 /* load.c */
 void load_command(struct stage *s, const struct message *m);
 void load_go(struct stage *s);
-void load_release(struct stage *s);   /* to STAGE_EMPTY, whatever there is */
-void load_heat_save(struct stage *s); /* at the end of a stage that served */
-void load_advance(struct stage *s);   /* in STAGE_LOADING: the next pieces */
+void load_release(struct stage *s); /* to STAGE_EMPTY, whatever there is */
+void load_advance(struct stage *s); /* in STAGE_LOADING: the next pieces */
 
 /* links.c */
 void link_command(struct stage *s, const struct message *m,
@@ -190,8 +191,11 @@ void links_close(struct stage *s);
 size_t links_poll_fds(struct stage *s, struct pollfd *fds, size_t max);
 void links_service(struct stage *s);
 bool links_are_copying(const struct stage *s);    /* tiles, on the compute stream */
-size_t links_memory_bytes(const struct stage *s); /* of all four ways, for link_memory */
-void links_deferred(struct stage *s); /* at a boundary: LINK lines that had to wait for one */
+size_t links_memory_bytes(const struct stage *s); /* of the ways, a device's ring not counted */
+/* Makes it, and chooses by what driver rows travel. */
+int links_memory_open(struct stage *s, struct error *err);
+void links_memory_close(struct stage *s); /* after links_close() */
+void links_deferred(struct stage *s);     /* at a boundary: LINK lines that had to wait for one */
 /* Tiles of step's rows into hidden; advances run.n_arrived. */
 int links_take_rows(struct stage *s, const struct item *item, struct error *err);
 /* Sends rows of hidden from run.n_sent on, as far as there is credit. 1 = all sent. */

@@ -254,7 +254,7 @@ void ledger_read(struct stage *s, struct ledger *out)
     out->owned_bytes[LEDGER_KV] = s->kv.memory.bytes;
     out->owned_bytes[LEDGER_CACHE] = s->experts.pool.n_held * s->experts.pool.segment_bytes;
     out->owned_bytes[LEDGER_WORKSPACE] = s->forward.memory.bytes;
-    out->owned_bytes[LEDGER_LINK] = s->link_memory.bytes;
+    out->owned_bytes[LEDGER_LINK] = s->link_memory.bytes + s->link_memory_in.bytes;
     out->owned_bytes[LEDGER_CONTEXT] = mem.context_bytes;
     out->foreign_bytes = mem.foreign_bytes;
     out->free_bytes = mem.free_bytes;

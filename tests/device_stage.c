@@ -35,7 +35,7 @@ static int describe(const struct platform_card *card, char *name, size_t name_ma
 
 int main(int argc, char **argv)
 {
-    static const struct link_driver *const links[] = {&link_socket, NULL};
+    static const struct link_driver *const links[] = {&link_socket, &link_ipc, NULL};
     const char *wakes = getenv("DEVICE_STAGE_WAKES");
     device = exec_cpu;
     device.is_device = true;

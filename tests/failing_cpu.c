@@ -11,7 +11,7 @@ static int memory_open(struct vmm_driver *d, const struct platform_card *card, s
 
 const struct platform *failing_card(void)
 {
-    static const struct link_driver *const links[] = {&link_socket, NULL};
+    static const struct link_driver *const links[] = {&link_socket, &link_ipc, NULL};
     static const struct platform card = {.kind = "cpu",
                                          .memory_open = memory_open,
                                          .exec = &exec_cpu,

@@ -53,6 +53,14 @@ struct vmm_driver {
      * knows; *n = 0: nobody, or there is nobody to ask. Best effort: what they hold need not add up to foreign_bytes. */
     int (*holders)(struct vmm_driver *d, struct vmm_holder *out, size_t *n, struct error *err);
     void (*close)(struct vmm_driver *d);
+    /* Both or neither; NULL: the driver cannot share. create_shared: as create, and *fd, the caller's, names the memory to
+     * whoever it is sent to. */
+    int (*create_shared)(struct vmm_driver *d, size_t bytes, vmm_handle *handle, int *fd,
+                         struct error *err);
+    /* Memory that another process made with create_shared; fd stays the caller's. It counts for who made it, here not at all.
+     * EBB_EDRIVER: it is something else, or another card's that this one cannot reach. */
+    int (*import)(struct vmm_driver *d, int fd, size_t bytes, vmm_handle *handle,
+                  struct error *err);
 };
 
 /* A CPU card `device` of `capacity_bytes`. Cards of one `name_space` (letters, digits, '-', '_';

@@ -2,7 +2,7 @@
  *
  * One to one: cuMemAddressReserve, cuMemCreate (pinned device memory), cuMemMap, cuMemSetAccess, cuMemUnmap, cuMemRelease.
  * None of them waits for running kernels, so they may be called while tokens flow, as long as nothing queued touches the
- * segment. As on a CPU card, memory that is released while it is mapped lives until it is unmapped.
+ * segment. What another process imports is created with a file descriptor to name it by. As on a CPU card, memory that is released while it is mapped lives until it is unmapped.
  *
  * libcuda is not linked: the static runtime finds the driver when the card is opened, and hands out its entry points. Memory
  * numbers come from cuMemGetInfo; what the context itself took is the difference that NVML (looked for at run time, never
@@ -26,7 +26,7 @@
 struct piece {
     vmm_handle handle;
     size_t bytes, n_mappings;
-    bool destroyed;
+    bool destroyed, imported; /* imported: another process' bytes */
 };
 
 struct mapping {
@@ -52,6 +52,9 @@ struct cuda {
     CUresult (*granularity)(size_t *, const CUmemAllocationProp *,
                             CUmemAllocationGranularity_flags);
     CUresult (*memory)(size_t *, size_t *);
+    CUresult (*export)(void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType,
+                       unsigned long long);
+    CUresult (*import)(CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType);
     CUresult (*words)(CUresult, const char **);
 };
 
@@ -103,7 +106,7 @@ static void piece_end(struct cuda *c, struct piece *p)
 {
     if (!p->destroyed || p->n_mappings > 0)
         return;
-    c->own_bytes -= p->bytes;
+    c->own_bytes -= p->imported ? 0 : p->bytes;
     *p = c->pieces[--c->n_pieces];
 }
 
@@ -123,9 +126,9 @@ static int cuda_unreserve(struct vmm_driver *d, void *base, size_t bytes, struct
     return rc == CUDA_SUCCESS ? 0 : refused(c, "unreserve", rc, err);
 }
 
-static int cuda_create(struct vmm_driver *d, size_t bytes, vmm_handle *handle, struct error *err)
+static int piece_make(struct cuda *c, size_t bytes, const CUmemAllocationProp *prop,
+                      vmm_handle *handle, struct error *err)
 {
-    struct cuda *c = cuda_of(d);
     *handle = 0;
     if (c->capacity_bytes > 0 && c->own_bytes + bytes > c->capacity_bytes)
         return error_set(err, EBB_ENOMEM,
@@ -135,15 +138,21 @@ static int cuda_create(struct vmm_driver *d, size_t bytes, vmm_handle *handle, s
         list_room((void **)&c->pieces, c->n_pieces, &c->pieces_capacity, sizeof *c->pieces, err);
     if (code != 0)
         return code;
-    CUmemAllocationProp prop = allocation_of(c);
     CUmemGenericAllocationHandle made = 0;
-    CUresult rc = c->create(&made, bytes, &prop, 0);
+    CUresult rc = c->create(&made, bytes, prop, 0);
     if (rc != CUDA_SUCCESS)
         return refused(c, "create", rc, err);
     c->pieces[c->n_pieces++] = (struct piece){.handle = made, .bytes = bytes};
     c->own_bytes += bytes;
     *handle = made;
     return 0;
+}
+
+static int cuda_create(struct vmm_driver *d, size_t bytes, vmm_handle *handle, struct error *err)
+{
+    struct cuda *c = cuda_of(d);
+    CUmemAllocationProp prop = allocation_of(c);
+    return piece_make(c, bytes, &prop, handle, err);
 }
 
 static int cuda_destroy(struct vmm_driver *d, vmm_handle handle, struct error *err)
@@ -157,6 +166,42 @@ static int cuda_destroy(struct vmm_driver *d, vmm_handle handle, struct error *e
         return refused(c, "release", rc, err);
     p->destroyed = true;
     piece_end(c, p);
+    return 0;
+}
+
+static int cuda_create_shared(struct vmm_driver *d, size_t bytes, vmm_handle *handle, int *fd,
+                              struct error *err)
+{
+    struct cuda *c = cuda_of(d);
+    CUmemAllocationProp prop = allocation_of(c);
+    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    int code = piece_make(c, bytes, &prop, handle, err);
+    if (code != 0)
+        return code;
+    CUresult rc = c->export(fd, *handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    if (rc == CUDA_SUCCESS)
+        return 0;
+    (void)cuda_destroy(d, *handle, NULL);
+    *handle = 0;
+    return refused(c, "export", rc, err);
+}
+
+/* The driver takes no size: one that is not the memory's is refused when it is mapped. */
+static int cuda_import(struct vmm_driver *d, int fd, size_t bytes, vmm_handle *handle,
+                       struct error *err)
+{
+    struct cuda *c = cuda_of(d);
+    CUmemGenericAllocationHandle got = 0;
+    *handle = 0;
+    int code =
+        list_room((void **)&c->pieces, c->n_pieces, &c->pieces_capacity, sizeof *c->pieces, err);
+    if (code != 0)
+        return code;
+    CUresult rc = c->import(&got, (void *)(uintptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    if (rc != CUDA_SUCCESS)
+        return refused(c, "import", rc, err);
+    c->pieces[c->n_pieces++] = (struct piece){.handle = got, .bytes = bytes, .imported = true};
+    *handle = got;
     return 0;
 }
 
@@ -265,6 +310,8 @@ static int entries_find(struct cuda *c, struct error *err)
                {(void **)&c->unmap, "cuMemUnmap"},
                {(void **)&c->granularity, "cuMemGetAllocationGranularity"},
                {(void **)&c->memory, "cuMemGetInfo"},
+               {(void **)&c->export, "cuMemExportToShareableHandle"},
+               {(void **)&c->import, "cuMemImportFromShareableHandle"},
                {(void **)&c->words, "cuGetErrorString"}};
     int code = 0;
     for (size_t i = 0; code == 0 && i < sizeof all / sizeof all[0]; i++)
@@ -490,6 +537,8 @@ int vmm_driver_cuda_open(struct vmm_driver *d, const struct vmm_cuda_settings *s
                              .unmap = cuda_unmap,
                              .memory = cuda_memory,
                              .holders = cuda_holders,
-                             .close = cuda_close};
+                             .close = cuda_close,
+                             .create_shared = cuda_create_shared,
+                             .import = cuda_import};
     return 0;
 }

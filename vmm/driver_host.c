@@ -17,18 +17,23 @@
  * whatever the callers forgot; memfds are close-on-exec. Threads: one owner.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "vmm/account.h"
 #include "vmm/driver.h"
+
+#define SHARED_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 
 struct host_memory {
     vmm_handle handle;
     int fd; /* owned; -1 = destroyed, but mapped still */
     size_t bytes, n_mappings;
+    bool imported; /* booked by who made it */
 };
 
 struct host_span { /* a reserved range, or a mapping inside one */
@@ -161,31 +166,47 @@ static int host_unreserve(struct vmm_driver *d, void *base, size_t bytes, struct
     return 0;
 }
 
-static int host_create(struct vmm_driver *d, size_t bytes, vmm_handle *handle, struct error *err)
+static int memory_add(struct host *h, int fd, size_t bytes, bool imported, vmm_handle *handle)
 {
-    struct host *h = host_of(d);
+    *handle = ++h->handle_next;
+    h->memories[h->n_memories++] =
+        (struct host_memory){.handle = *handle, .fd = fd, .bytes = bytes, .imported = imported};
+    return 0;
+}
+
+static int memory_room(struct host *h, const char *call, size_t bytes, struct error *err)
+{
+    int code = size_check(h, call, bytes, err);
+    return code != 0 ? code
+                     : list_room((void **)&h->memories, h->n_memories, &h->memories_capacity,
+                                 sizeof *h->memories, err);
+}
+
+static int memory_make(struct host *h, size_t bytes, bool shared, vmm_handle *handle,
+                       struct error *err)
+{
     char name[32];
-    int code = size_check(h, "create", bytes, err);
-    if (code == 0)
-        code = list_room((void **)&h->memories, h->n_memories, &h->memories_capacity,
-                         sizeof *h->memories, err);
+    int code = memory_room(h, "create", bytes, err);
     if (code == 0)
         code = account_take(&h->account, bytes, h->capacity_bytes, err);
     if (code != 0)
         return code;
     (void)snprintf(name, sizeof name, "ebbtide-cpu%d", h->account.device);
-    int fd = memfd_create(name, MFD_CLOEXEC);
-    if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0) {
+    int fd = memfd_create(name, MFD_CLOEXEC | (shared ? MFD_ALLOW_SEALING : 0u));
+    if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0 ||
+        (shared && fcntl(fd, F_ADD_SEALS, SHARED_SEALS) != 0)) {
         code = system_refused(h, "create", bytes, err);
         if (fd >= 0)
             (void)close(fd);
         account_give(&h->account, bytes);
         return code;
     }
-    *handle = ++h->handle_next;
-    h->memories[h->n_memories++] =
-        (struct host_memory){.handle = *handle, .fd = fd, .bytes = bytes};
-    return 0;
+    return memory_add(h, fd, bytes, false, handle);
+}
+
+static int host_create(struct vmm_driver *d, size_t bytes, vmm_handle *handle, struct error *err)
+{
+    return memory_make(host_of(d), bytes, false, handle, err);
 }
 
 /* Un-books memory that is neither held by a handle nor mapped. */
@@ -193,9 +214,10 @@ static void memory_end(struct host *h, struct host_memory *m)
 {
     if (m->fd >= 0 || m->n_mappings > 0)
         return;
-    size_t bytes = m->bytes;
+    size_t booked_bytes = m->imported ? 0 : m->bytes;
     *m = h->memories[--h->n_memories];
-    account_give(&h->account, bytes);
+    if (booked_bytes > 0)
+        account_give(&h->account, booked_bytes);
 }
 
 static int host_destroy(struct vmm_driver *d, vmm_handle handle, struct error *err)
@@ -209,6 +231,42 @@ static int host_destroy(struct vmm_driver *d, vmm_handle handle, struct error *e
     m->fd = -1;
     memory_end(h, m);
     return 0;
+}
+
+static int host_create_shared(struct vmm_driver *d, size_t bytes, vmm_handle *handle, int *fd,
+                              struct error *err)
+{
+    struct host *h = host_of(d);
+    int code = memory_make(h, bytes, true, handle, err);
+    if (code != 0)
+        return code;
+    *fd = fcntl(memory_find(h, *handle)->fd, F_DUPFD_CLOEXEC, 0);
+    if (*fd >= 0)
+        return 0;
+    code = system_refused(h, "create_shared", bytes, err);
+    (void)host_destroy(d, *handle, NULL);
+    *handle = 0;
+    return code;
+}
+
+static int host_import(struct vmm_driver *d, int fd, size_t bytes, vmm_handle *handle,
+                       struct error *err)
+{
+    struct host *h = host_of(d);
+    struct stat st;
+    int code = memory_room(h, "import", bytes, err);
+    if (code != 0)
+        return code;
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0 || (seals & SHARED_SEALS) != SHARED_SEALS || fstat(fd, &st) != 0)
+        return error_set(err, EBB_EDRIVER, "cpu:%d: import: not the memory of a CPU card",
+                         h->account.device);
+    if (st.st_size != (off_t)bytes)
+        return error_set(err, EBB_EDRIVER, "cpu:%d: import: wants %zu bytes, the memory has %lld",
+                         h->account.device, bytes, (long long)st.st_size);
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    return own < 0 ? system_refused(h, "import", bytes, err)
+                   : memory_add(h, own, bytes, true, handle);
 }
 
 static int map_check(struct host *h, void *base, size_t bytes, vmm_handle handle, struct error *err)
@@ -372,6 +430,8 @@ int vmm_driver_host_open(struct vmm_driver *d, const struct vmm_host_settings *s
                              .unmap = host_unmap,
                              .memory = host_memory,
                              .holders = host_holders,
-                             .close = host_close};
+                             .close = host_close,
+                             .create_shared = host_create_shared,
+                             .import = host_import};
     return 0;
 }

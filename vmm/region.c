@@ -9,6 +9,7 @@
 #include "vmm/region.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 #include "vmm/give_back.h"
 
 int region_open(struct region *r, struct pool *pool, size_t n_indexes, struct error *err)
@@ -73,19 +74,34 @@ int region_unback(struct region *r, size_t index, struct error *err)
     return 0;
 }
 
-int fixed_block_open(struct fixed_block *b, struct vmm_driver *driver, size_t bytes,
-                     struct error *err)
+enum block_of { OWN_MEMORY, SHARED_MEMORY, IMPORTED_MEMORY };
+
+static int block_memory(struct fixed_block *b, enum block_of of, int *fd, struct error *err)
+{
+    struct vmm_driver *driver = b->driver;
+    if (of == SHARED_MEMORY)
+        return driver->create_shared(driver, b->bytes, &b->handle, fd, err);
+    if (of == IMPORTED_MEMORY)
+        return driver->import(driver, *fd, b->bytes, &b->handle, err);
+    return driver->create(driver, b->bytes, &b->handle, err);
+}
+
+static int block_open(struct fixed_block *b, struct vmm_driver *driver, size_t bytes,
+                      enum block_of of, int *fd, struct error *err)
 {
     *b = (struct fixed_block){0};
     size_t beyond = bytes % driver->granularity;
     size_t missing = beyond == 0 ? 0 : driver->granularity - beyond;
     if (bytes == 0 || bytes > SIZE_MAX - missing)
         return error_set(err, EBB_EINVAL, "fixed block: wants memory, got %zu bytes", bytes);
+    if (of != OWN_MEMORY && driver->create_shared == NULL)
+        return error_set(err, EBB_EUNSUPPORTED, "fixed block: the %s driver shares no memory",
+                         driver->name);
     struct fixed_block block = {.driver = driver, .bytes = bytes + missing};
     int code = driver->reserve(driver, block.bytes, &block.base, err);
     if (code != 0)
         return code;
-    code = driver->create(driver, block.bytes, &block.handle, err);
+    code = block_memory(&block, of, fd, err);
     if (code != 0)
         goto fail_create;
     code = driver->map(driver, block.base, block.bytes, block.handle, err);
@@ -100,9 +116,32 @@ fail_access:
     (void)give_back_mapping(driver, block.base, block.bytes);
 fail_map:
     give_back_memory(driver, block.handle);
+    if (of == SHARED_MEMORY) {
+        (void)close(*fd);
+        *fd = -1;
+    }
 fail_create:
     give_back_range(driver, block.base, block.bytes);
     return code;
+}
+
+int fixed_block_open(struct fixed_block *b, struct vmm_driver *driver, size_t bytes,
+                     struct error *err)
+{
+    return block_open(b, driver, bytes, OWN_MEMORY, NULL, err);
+}
+
+int fixed_block_open_shared(struct fixed_block *b, struct vmm_driver *driver, size_t bytes, int *fd,
+                            struct error *err)
+{
+    *fd = -1;
+    return block_open(b, driver, bytes, SHARED_MEMORY, fd, err);
+}
+
+int fixed_block_open_imported(struct fixed_block *b, struct vmm_driver *driver, size_t bytes,
+                              int fd, struct error *err)
+{
+    return block_open(b, driver, bytes, IMPORTED_MEMORY, &fd, err);
 }
 
 void fixed_block_close(struct fixed_block *b)

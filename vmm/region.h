@@ -36,4 +36,10 @@ struct fixed_block {
 };
 int fixed_block_open(struct fixed_block *b, struct vmm_driver *driver, size_t bytes,
                      struct error *err);
+/* The same, of memory that another process can map: *fd, the caller's, is what to send it. EBB_EUNSUPPORTED: not on this driver. */
+int fixed_block_open_shared(struct fixed_block *b, struct vmm_driver *driver, size_t bytes, int *fd,
+                            struct error *err);
+/* Such memory of another process, which made it with exactly these bytes; fd stays the caller's. */
+int fixed_block_open_imported(struct fixed_block *b, struct vmm_driver *driver, size_t bytes,
+                              int fd, struct error *err);
 void fixed_block_close(struct fixed_block *b);

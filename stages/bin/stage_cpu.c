@@ -60,7 +60,7 @@ static int cpu_list(struct platform_listed *cards, size_t *n, struct error *err)
 
 int main(int argc, char **argv)
 {
-    static const struct link_driver *const links[] = {&link_socket, NULL};
+    static const struct link_driver *const links[] = {&link_socket, &link_ipc, NULL};
     const struct platform cpu = {.kind = "cpu",
                                  .program = "ebbtide-stage-cpu",
                                  .memory_open = cpu_memory_open,

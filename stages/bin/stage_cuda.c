@@ -51,7 +51,7 @@ static int cuda_list(struct platform_listed *cards, size_t *n, struct error *err
 
 int main(int argc, char **argv)
 {
-    static const struct link_driver *const links[] = {&link_socket, NULL};
+    static const struct link_driver *const links[] = {&link_socket, &link_ipc, NULL};
     const struct platform cuda = {.kind = "cuda",
                                   .program = "ebbtide-stage-cuda",
                                   .memory_open = cuda_memory_open,

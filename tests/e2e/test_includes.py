@@ -19,7 +19,7 @@ LIBRARIES = {"protocol": "protocol", "vmm": "vmm", "kernels": "kernels", "model"
 CONTRACTS = {"protocol/error.h", "kernels/tensor_type.h"}  # header-only, open to every room
 BENCH_TOO = {"kernels", "vmm"}
 # Beside kernels/*.cu: the driver, the executor (its header for the launchers alone), the links, and the tests' foreign program.
-CUDA_FILES = {"vmm/driver_cuda.c", "kernels/exec_cuda.c", "kernels/exec_cuda.h", "stages/link_ipc.c", "stages/link_nccl.c",
+CUDA_FILES = {"vmm/driver_cuda.c", "kernels/exec_cuda.c", "kernels/exec_cuda.h", "stages/link_nccl.c",
               "tests/gpu/foreign.c"}
 CUDA_HEADER = re.compile(r"^(cuda|cublas|nccl|nvml|nvrtc|driver_types|vector_types|mma\.h)")
 FOREIGN = {"pcre2.h": {"runtime/model"}, "yaml.h": {"runtime"}, "jansson.h": {"tools", "runtime", "tests"}, "hwloc.h": {"stages"}, "curses.h": {"tools"}, "immintrin.h": {"kernels"},

@@ -1,4 +1,5 @@
-/* The promises of a socket link: rows arrive as they left, in order, with back pressure; strangers and broken peers are turned away. */
+/* The promises of a link, held by the socket and by the ring that both ends map: rows arrive as they left, in order, with back
+ * pressure; strangers and broken peers are turned away. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <stddef.h>
@@ -10,6 +11,7 @@
 #include <unistd.h>
 
 #include "stages/link.h"
+#include "vmm/region.h"
 
 #define ROW_VALUES 96
 #define TILE_ROWS  8
@@ -17,10 +19,30 @@
 
 static struct exec *card;
 static struct exec_stream *stream;
+static const struct link_driver *driver;
+static struct vmm_driver memory; /* both ends' card */
+
+/* A promise of both links. */
+#define LINK_TEST(name)                                                                            \
+    static void name(void);                                                                        \
+    Test(link_socket, name)                                                                        \
+    {                                                                                              \
+        driver = &link_socket;                                                                     \
+        name();                                                                                    \
+    }                                                                                              \
+    Test(link_ipc, name)                                                                           \
+    {                                                                                              \
+        driver = &link_ipc;                                                                        \
+        name();                                                                                    \
+    }                                                                                              \
+    static void name(void)
 
 static void open_exec(void)
 {
     struct error err;
+    cr_assert_eq(
+        vmm_driver_host_open(&memory, &(struct vmm_host_settings){.name_space = "link-test"}, &err),
+        0, "%s", err.text);
     cr_assert_eq(exec_cpu.open(&card, &(struct exec_settings){.n_threads = 1}, &err), 0, "%s",
                  err.text);
     cr_assert_eq(exec_cpu.stream_open(card, &stream, &err), 0, "%s", err.text);
@@ -30,13 +52,17 @@ static void close_exec(void)
 {
     exec_cpu.stream_close(stream);
     exec_cpu.close(card);
+    memory.close(&memory);
 }
 
 TestSuite(link_socket, .init = open_exec, .fini = close_exec, .timeout = 20);
+TestSuite(link_ipc, .init = open_exec, .fini = close_exec, .timeout = 20);
 
 struct pair {
     struct link *in, *out;
     void *memory[2];
+    struct fixed_block block;
+    struct link_ring ring;
     char address[LINK_ADDRESS_MAX], key[LINK_KEY_MAX];
 };
 
@@ -49,34 +75,48 @@ static struct link_settings settings(struct pair *p, int side, size_t row_values
                               .tiles = TILES};
     p->memory[side] = malloc(link_memory_bytes(&s));
     s.memory = p->memory[side];
+    if (driver == &link_ipc && row_values > 0 && side == 0) {
+        struct error err;
+        cr_assert_eq(
+            fixed_block_open_shared(&p->block, &memory, link_memory_bytes(&s), &p->ring.fd, &err),
+            0, "%s", err.text);
+        p->ring.kind = memory.name;
+        p->ring.base = p->block.base;
+        p->ring.bytes = p->block.bytes;
+        s.ring = &p->ring;
+    }
+    if (driver == &link_ipc && row_values > 0 && side == 1)
+        s.vmm = &memory;
     return s;
 }
 
 static void service(struct pair *p)
 {
     struct error err;
-    cr_assert_eq(link_socket.service(p->in, &err), 0, "%s", err.text);
-    cr_assert_eq(link_socket.service(p->out, &err), 0, "%s", err.text);
+    cr_assert_eq(driver->service(p->in, &err), 0, "%s", err.text);
+    cr_assert_eq(driver->service(p->out, &err), 0, "%s", err.text);
 }
 
-static struct pair pair_up(const char *host)
+static void pair_up(struct pair *p, const char *host)
 {
-    struct pair p;
     struct error err;
-    struct link_settings in = settings(&p, 0, ROW_VALUES), out = settings(&p, 1, ROW_VALUES);
-    cr_assert_eq(link_socket.listen(&p.in, &in, host, p.address, p.key, &err), 0, "%s", err.text);
-    cr_assert_eq(link_socket.connect(&p.out, &out, p.address, p.key, &err), 0, "%s", err.text);
-    while (!link_socket.is_up(p.in) || !link_socket.is_up(p.out))
-        service(&p);
-    return p;
+    *p = (struct pair){0};
+    struct link_settings in = settings(p, 0, ROW_VALUES), out = settings(p, 1, ROW_VALUES);
+    cr_assert_eq(driver->listen(&p->in, &in, host, p->address, p->key, &err), 0, "%s", err.text);
+    cr_assert_eq(driver->connect(&p->out, &out, p->address, p->key, &err), 0, "%s", err.text);
+    while (!driver->is_up(p->in) || !driver->is_up(p->out))
+        service(p);
 }
 
 static void pair_close(struct pair *p)
 {
-    link_socket.close(p->in);
-    link_socket.close(p->out);
+    driver->close(p->in);
+    driver->close(p->out);
     free(p->memory[0]);
     free(p->memory[1]);
+    fixed_block_close(&p->block);
+    if (p->ring.base != NULL)
+        (void)close(p->ring.fd);
 }
 
 static void fill(float *rows, uint64_t step, size_t n)
@@ -88,7 +128,8 @@ static void fill(float *rows, uint64_t step, size_t n)
 /* Sends 200 steps while the receiver takes only sometimes. */
 static void run_traffic(const char *host)
 {
-    struct pair p = pair_up(host);
+    struct pair p;
+    pair_up(&p, host);
     static float rows[TILE_ROWS * ROW_VALUES], got[TILE_ROWS * ROW_VALUES],
         wanted[TILE_ROWS * ROW_VALUES];
     uint64_t sent = 0, taken = 0;
@@ -105,19 +146,19 @@ static void run_traffic(const char *host)
                                   .n_rows = n,
                                   .step = sent,
                                   .data = rows};
-            int rc = link_socket.send(p.out, &t, NULL, &err);
+            int rc = driver->send(p.out, &t, NULL, &err);
             cr_assert(rc == 0 || rc == EBB_EAGAIN, "%s", err.text);
             sent += rc == 0;
             refused |= rc == EBB_EAGAIN;
         }
         service(&p);
-        if ((sent >= 60 || refused) && link_socket.peek(p.in, &tile) == 0) {
+        if ((sent >= 60 || refused) && driver->peek(p.in, &tile) == 0) {
             cr_assert_eq(tile.step, taken);
             cr_assert_eq(tile.n_rows, taken % TILE_ROWS + 1);
             cr_assert(tile.epoch == 3 && tile.row_first == 5 && tile.kind == LINK_ROWS);
             fill(wanted, taken, tile.n_rows);
-            cr_assert_eq(link_socket.take(p.in, got, stream, &err), 0);
-            while (link_socket.peek(p.in, &tile) != 0 && sent == 200 && taken + 1 < 200)
+            cr_assert_eq(driver->take(p.in, got, stream, &err), 0);
+            while (driver->peek(p.in, &tile) != 0 && sent == 200 && taken + 1 < 200)
                 service(&p);
             struct exec_event *done;
             cr_assert_eq(exec_cpu.event_open(card, &done, &err), 0);
@@ -132,46 +173,48 @@ static void run_traffic(const char *host)
     pair_close(&p);
 }
 
-Test(link_socket, rows_arrive_bit_for_bit_and_in_order_over_a_unix_socket)
+LINK_TEST(rows_arrive_bit_for_bit_and_in_order_over_a_unix_socket)
 {
     run_traffic(NULL);
 }
 
-Test(link_socket, rows_arrive_bit_for_bit_and_in_order_over_tcp)
+LINK_TEST(rows_arrive_bit_for_bit_and_in_order_over_tcp)
 {
     run_traffic("127.0.0.1");
 }
 
-Test(link_socket, a_sender_without_credit_is_told_to_come_back)
+LINK_TEST(a_sender_without_credit_is_told_to_come_back)
 {
-    struct pair p = pair_up(NULL);
+    struct pair p;
+    pair_up(&p, NULL);
     static float rows[TILE_ROWS * ROW_VALUES];
     struct error err;
     int sent = 0, rc = 0;
     for (; sent < 100000 && rc == 0; sent++) {
         struct link_tile t = {
             .kind = LINK_ROWS, .n_rows = TILE_ROWS, .step = (uint64_t)sent, .data = rows};
-        rc = link_socket.send(p.out, &t, NULL, &err);
-        cr_assert_eq(link_socket.service(p.out, &err), 0);
+        rc = driver->send(p.out, &t, NULL, &err);
+        cr_assert_eq(driver->service(p.out, &err), 0);
     }
     cr_assert_eq(rc, EBB_EAGAIN, "a receiver that takes nothing must stop the sender");
     struct link_tile tile;
-    while (link_socket.peek(p.in, &tile) != 0)
+    while (driver->peek(p.in, &tile) != 0)
         service(&p);
-    cr_assert_eq(link_socket.take(p.in, NULL, NULL, &err), 0);
+    cr_assert_eq(driver->take(p.in, NULL, NULL, &err), 0);
     cr_assert_eq(tile.step, 0);
     pair_close(&p);
 }
 
-Test(link_socket, a_tile_beyond_the_agreed_size_is_refused)
+LINK_TEST(a_tile_beyond_the_agreed_size_is_refused)
 {
-    struct pair p = pair_up(NULL);
+    struct pair p;
+    pair_up(&p, NULL);
     static float rows[(TILE_ROWS + 1) * ROW_VALUES];
     struct error err;
     struct link_tile t = {.kind = LINK_ROWS, .n_rows = TILE_ROWS + 1, .data = rows};
-    cr_assert_eq(link_socket.send(p.out, &t, NULL, &err), EBB_EINVAL);
+    cr_assert_eq(driver->send(p.out, &t, NULL, &err), EBB_EINVAL);
     t.n_rows = 0;
-    cr_assert_eq(link_socket.send(p.out, &t, NULL, &err), EBB_EINVAL);
+    cr_assert_eq(driver->send(p.out, &t, NULL, &err), EBB_EINVAL);
     pair_close(&p);
 }
 
@@ -187,37 +230,37 @@ static int dial(const char *address)
     return fd;
 }
 
-Test(link_socket, a_stranger_is_turned_away_and_the_peer_still_gets_in)
+LINK_TEST(a_stranger_is_turned_away_and_the_peer_still_gets_in)
 {
-    struct pair p;
+    struct pair p = {0};
     struct error err;
     struct link_settings in = settings(&p, 0, ROW_VALUES), out = settings(&p, 1, ROW_VALUES);
-    cr_assert_eq(link_socket.listen(&p.in, &in, NULL, p.address, p.key, &err), 0);
+    cr_assert_eq(driver->listen(&p.in, &in, NULL, p.address, p.key, &err), 0);
     int fd = dial(p.address);
     char junk[48] = "GET / HTTP/1.1\r\n\r\n";
     cr_assert_eq(write(fd, junk, sizeof junk), (ssize_t)sizeof junk);
     for (int i = 0; i < 10; i++)
-        cr_assert_eq(link_socket.service(p.in, &err), 0);
-    cr_assert_not(link_socket.is_up(p.in));
+        cr_assert_eq(driver->service(p.in, &err), 0);
+    cr_assert_not(driver->is_up(p.in));
     cr_assert_eq(read(fd, junk, 1), 0, "the stranger sees the end");
     close(fd);
-    cr_assert_eq(link_socket.connect(&p.out, &out, p.address, p.key, &err), 0);
-    while (!link_socket.is_up(p.out))
+    cr_assert_eq(driver->connect(&p.out, &out, p.address, p.key, &err), 0);
+    while (!driver->is_up(p.out))
         service(&p);
     pair_close(&p);
 }
 
-Test(link_socket, rows_of_another_width_are_a_mismatch_by_name)
+LINK_TEST(rows_of_another_width_are_a_mismatch_by_name)
 {
-    struct pair p;
+    struct pair p = {0};
     struct error err = {0};
     struct link_settings in = settings(&p, 0, ROW_VALUES), out = settings(&p, 1, ROW_VALUES / 2);
-    cr_assert_eq(link_socket.listen(&p.in, &in, NULL, p.address, p.key, &err), 0);
-    cr_assert_eq(link_socket.connect(&p.out, &out, p.address, p.key, &err), 0);
+    cr_assert_eq(driver->listen(&p.in, &in, NULL, p.address, p.key, &err), 0);
+    cr_assert_eq(driver->connect(&p.out, &out, p.address, p.key, &err), 0);
     int rc = 0;
     for (int i = 0; i < 100 && rc == 0; i++) {
-        (void)link_socket.service(p.out, &err);
-        rc = link_socket.service(p.in, &err);
+        (void)driver->service(p.out, &err);
+        rc = driver->service(p.in, &err);
     }
     cr_assert_eq(rc, EBB_EMISMATCH);
     cr_assert_not_null(strstr(err.text, "96"));
@@ -225,7 +268,7 @@ Test(link_socket, rows_of_another_width_are_a_mismatch_by_name)
 }
 
 /* Everything that a frame can say wrong, after a good greeting. */
-Test(link_socket, a_frame_that_cannot_be_ends_the_link_and_nothing_else)
+LINK_TEST(a_frame_that_cannot_be_ends_the_link_and_nothing_else)
 {
     static const struct {
         uint32_t magic, kind, epoch, row_first, n_rows, payload_bytes;
@@ -244,7 +287,7 @@ Test(link_socket, a_frame_that_cannot_be_ends_the_link_and_nothing_else)
         struct pair p = {0};
         struct error err = {0};
         struct link_settings in = settings(&p, 0, ROW_VALUES);
-        cr_assert_eq(link_socket.listen(&p.in, &in, NULL, p.address, p.key, &err), 0);
+        cr_assert_eq(driver->listen(&p.in, &in, NULL, p.address, p.key, &err), 0);
         int fd = dial(p.address);
         struct {
             char greeting[8], key[32];
@@ -253,50 +296,50 @@ Test(link_socket, a_frame_that_cannot_be_ends_the_link_and_nothing_else)
         memcpy(hello.greeting, "EBBLINK1", 8);
         memcpy(hello.key, p.key, 32);
         cr_assert_eq(write(fd, &hello, sizeof hello), (ssize_t)sizeof hello);
-        while (!link_socket.is_up(p.in))
-            cr_assert_eq(link_socket.service(p.in, &err), 0);
+        while (!driver->is_up(p.in))
+            cr_assert_eq(driver->service(p.in, &err), 0);
         cr_assert_eq(write(fd, &frames[i], sizeof frames[i]), (ssize_t)sizeof frames[i]);
         int rc = 0;
         for (int k = 0; k < 100 && rc == 0; k++)
-            rc = link_socket.service(p.in, &err);
+            rc = driver->service(p.in, &err);
         cr_assert_eq(rc, EBB_EPEER, "frame %zu", i);
         close(fd);
-        link_socket.close(p.in);
-        free(p.memory[0]);
+        pair_close(&p);
     }
 }
 
-Test(link_socket, a_dead_peer_is_noticed_on_both_sides)
+LINK_TEST(a_dead_peer_is_noticed_on_both_sides)
 {
     struct error err;
-    struct pair p = pair_up(NULL);
-    link_socket.close(p.out);
-    cr_assert_eq(link_socket.service(p.in, &err), EBB_EPEER);
+    struct pair p;
+    pair_up(&p, NULL);
+    driver->close(p.out);
+    cr_assert_eq(driver->service(p.in, &err), EBB_EPEER);
     p.out = NULL;
     pair_close(&p);
-    p = pair_up(NULL);
-    link_socket.close(p.in);
-    cr_assert_eq(link_socket.service(p.out, &err), EBB_EPEER);
+    pair_up(&p, NULL);
+    driver->close(p.in);
+    cr_assert_eq(driver->service(p.out, &err), EBB_EPEER);
     p.in = NULL;
     pair_close(&p);
 }
 
-Test(link_socket, ids_travel_on_a_link_without_rows)
+LINK_TEST(ids_travel_on_a_link_without_rows)
 {
-    struct pair p;
+    struct pair p = {0};
     struct error err;
     struct link_settings in = settings(&p, 0, 0), out = settings(&p, 1, 0);
     struct link_id ids[3] = {{0, 17}, {4, 99}, {5, 4095}};
     struct link_tile tile = {.kind = LINK_IDS, .epoch = 1, .n_rows = 3, .step = 42, .data = ids};
-    cr_assert_eq(link_socket.listen(&p.in, &in, NULL, p.address, p.key, &err), 0);
-    cr_assert_eq(link_socket.connect(&p.out, &out, p.address, p.key, &err), 0);
-    while (!link_socket.is_up(p.in) || !link_socket.is_up(p.out))
+    cr_assert_eq(driver->listen(&p.in, &in, NULL, p.address, p.key, &err), 0);
+    cr_assert_eq(driver->connect(&p.out, &out, p.address, p.key, &err), 0);
+    while (!driver->is_up(p.in) || !driver->is_up(p.out))
         service(&p);
-    cr_assert_eq(link_socket.send(p.out, &tile, NULL, &err), 0);
-    while (link_socket.peek(p.in, &tile) != 0)
+    cr_assert_eq(driver->send(p.out, &tile, NULL, &err), 0);
+    while (driver->peek(p.in, &tile) != 0)
         service(&p);
     cr_assert(tile.kind == LINK_IDS && tile.step == 42 && tile.n_rows == 3);
     cr_assert_arr_eq(tile.data, ids, sizeof ids);
-    cr_assert_eq(link_socket.take(p.in, NULL, NULL, &err), 0);
+    cr_assert_eq(driver->take(p.in, NULL, NULL, &err), 0);
     pair_close(&p);
 }

@@ -146,9 +146,18 @@ void fake_driver_open(struct vmm_driver *d, struct fake_card *card, uint64_t tot
     memset(card, 0, sizeof *card);
     card->total_bytes = total_bytes;
     card->address_next = (uintptr_t)1 << 40;
-    *d = (struct vmm_driver){"fake",      2 * MIB,      card,      fake_reserve,    fake_unreserve,
-                             fake_create, fake_destroy, fake_map,  fake_set_access, fake_unmap,
-                             fake_memory, NULL,         fake_close};
+    *d = (struct vmm_driver){.name = "fake",
+                             .granularity = 2 * MIB,
+                             .ctx = card,
+                             .reserve = fake_reserve,
+                             .unreserve = fake_unreserve,
+                             .create = fake_create,
+                             .destroy = fake_destroy,
+                             .map = fake_map,
+                             .set_access = fake_set_access,
+                             .unmap = fake_unmap,
+                             .memory = fake_memory,
+                             .close = fake_close};
 }
 
 static bool refuses(struct failing *f, enum call_kind kind)
