@@ -14,7 +14,7 @@
 
 #include "protocol/excerpt.h"
 
-#define KEYS_MAX       20
+#define KEYS_MAX       28
 #define NAME_BYTES_MAX 31
 
 enum key_kind { KEY_OPTIONAL, KEY_REQUIRED, KEY_REPEATABLE };
@@ -104,7 +104,7 @@ static const struct verb_rule stage_rules[] = {
               {.name = "sequences"},   {.name = "kv_tokens"},   {.name = "chunk"},
               {.name = "threads"},     {.name = "pin"},         {.name = "share"},
               {.name = "kernels"},     {.name = "kv"},          {.name = "host_mib"},
-              {.name = "link"},        {.name = "epoch"}}},
+              {.name = "link"},        {.name = "trace"},       {.name = "epoch"}}},
     {.name = "LINK",
      .keys = {{"epoch", KEY_REQUIRED},
               {.name = "in"},

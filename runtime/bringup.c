@@ -14,6 +14,7 @@
 #include "runtime/lending.h"
 #include "runtime/plan_model.h"
 #include "runtime/recovery.h"
+#include "runtime/trace.h"
 #include "runtime/vacancy.h"
 
 static uint32_t count_state(const struct engine *e, enum peer_state state)
@@ -144,7 +145,7 @@ static void load_send(struct engine *e, struct peer *p)
     const struct plan_stage *plan = &e->plan.stages[p->index];
     const struct settings *s = e->settings;
     struct line_writer w;
-    char range[32], fingerprint[20];
+    char range[32], fingerprint[20], part[TRACE_PATH_MAX];
     (void)snprintf(range, sizeof range, "%u-%u", plan->layer_first, plan->layer_last);
     (void)snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, e->model->fingerprint);
     line_begin(&w, e->line, LINE_BYTES_MAX, "LOAD");
@@ -168,6 +169,9 @@ static void load_send(struct engine *e, struct peer *p)
     pin_add(s, p->card, &w);
     line_key(&w, "kernels", s->kernels != NULL ? s->kernels : "auto");
     line_key(&w, "kv", e->sizes.kv_is_f32 ? "f32" : "f16");
+    if (e->trace_path[0] != '\0' &&
+        trace_stage_path(e->trace_path, p->index, part, sizeof part, NULL) == 0)
+        line_text(&w, "trace", part, strlen(part));
     line_u64(&w, "epoch", e->epoch);
     int n = line_end(&w);
     p->state = PEER_LOADING;

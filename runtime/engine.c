@@ -10,6 +10,7 @@
 #include "runtime/engine.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <poll.h>
 #include <signal.h>
@@ -27,6 +28,7 @@
 #include "runtime/recovery.h"
 #include "runtime/request.h"
 #include "runtime/steps.h"
+#include "runtime/trace.h"
 #include "runtime/vacancy.h"
 
 #define POLLS_PER_PEER       4
@@ -311,6 +313,34 @@ static int model_and_plan(struct engine *e, struct error *err)
     return e->scratch_ids != NULL ? 0 : error_set(err, EBB_ENOMEM, "no memory for a prompt");
 }
 
+static int trace_open(struct engine *e, struct error *err)
+{
+    const char *path = e->settings->trace;
+    if (path == NULL)
+        return 0;
+    if (!path_make_absolute(path, e->trace_path, sizeof e->trace_path)) {
+        e->trace_path[0] = '\0';
+        return error_set(err, EBB_EIO, "--trace: %s: there is no such folder", path);
+    }
+    int code = trace_prepare(e->trace_path, e->n_peers, err);
+    if (code != 0)
+        e->trace_path[0] = '\0';
+    return code;
+}
+
+/* When all stages have ended. */
+static void trace_close(struct engine *e)
+{
+    struct error err = {0};
+    uint64_t n_lost = 0;
+    if (e->trace_path[0] == '\0')
+        return;
+    if (trace_merge(e->trace_path, e->n_peers, &n_lost, &err) != 0)
+        engine_log(e, "warn", "%s", err.text);
+    else if (n_lost > 0)
+        engine_log(e, "warn", "--trace: %" PRIu64 " spans had no room in it", n_lost);
+}
+
 static int stages_bring_up(struct engine *e, struct error *err)
 {
     while (!e->failed && e->phase == PHASE_BRINGUP && !atomic_load(&e->stop))
@@ -346,6 +376,8 @@ int engine_open(struct engine **out, const struct settings *s, const struct engi
         code = model_and_plan(e, err);
     if (code == 0)
         code = control_open(e, err);
+    if (code == 0)
+        code = trace_open(e, err);
     e->available_mib = sizing_available_mib();
     if (code == 0)
         code = stages_bring_up(e, err);
@@ -382,6 +414,7 @@ void engine_close(struct engine *e)
         connection_free(e, e->connections);
     if (e->peers != NULL)
         stages_end(e);
+    trace_close(e);
     cards_close(e);
     lending_close(e);
     control_close(e);

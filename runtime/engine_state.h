@@ -12,6 +12,7 @@
  *   cards.c         VRAM, STAT, LEDGER over the cards
  *   leases.c        who has borrowed what (pure); lending.c: how leases end, and who is told
  *   request.c       a tag's life; prompt.c: what PART and GEN say; sampling.c: how its tokens are drawn
+ *   trace.c         the stages' spans, made into one file when they have ended
  *   control.c       the control socket and the guard that removes it
  *
  * One thread. Whatever breaks is only marked where it is met (peer->broken, connection->lost) and
@@ -194,6 +195,7 @@ struct engine {
     struct chat *chat;    /* the model's template */
     bool chat_was_warned; /* told that it is a guess */
     char model_path[4096];
+    char trace_path[4096]; /* absolute, as stages may be started elsewhere; "": no trace */
     struct plan plan;
     struct sizes sizes;
     struct peer *peers; /* owned [n_peers] */

@@ -64,6 +64,7 @@ struct settings {
     char *launch;  /* --launch TEMPLATE: how a stage is started; {stage} {host} {card}; "{stage}" */
     char *name;    /* --name: of the control socket; default "ebbtide-<pid>" */
     char *control; /* --control PATH: of the control socket; "none" = no socket; default by name */
+    char *trace;   /* --trace FILE: a picture of the run (trace.h); NULL: none */
     char *name_space;   /* --namespace: CPU cards of one namespace share their account; "default" */
     char *log_level;    /* --log-level error|warn|info|debug */
     enum on_eof on_eof; /* --on-eof finish|cancel */

@@ -193,6 +193,7 @@ static bool next_upload(const struct experts *x, struct cache_key *key)
 
 static int uploads_publish(struct experts *x)
 {
+    x->n_batches += x->n_uploading > 0;
     for (size_t i = 0; i < x->n_uploading; i++) {
         int rc = cache_publish(x->cache, x->uploading[i]);
         if (rc != 0)

@@ -48,7 +48,8 @@ struct experts {
     struct cache_shrink_plan plan; /* of the shrink that runs */
     bool shrinking;
     bool changed; /* the addresses, since the owner of their copy last cleared this */
-    uint64_t n_promoted, upload_bytes; /* since the start */
+    uint64_t n_promoted, upload_bytes,
+        n_batches; /* since the start; batches: of uploads, published */
 };
 
 /* Sizes only: how many segments hold every expert, and the floor: the top-k of one layer twice and one spare slot. */

@@ -251,7 +251,7 @@ void link_command(struct stage *s, const struct message *m, const char *line)
         return;
     }
     s->deferred[s->n_deferred++] = copy;
-    run_flush(s);
+    run_flush(s, "rest");
 }
 
 size_t links_poll_fds(struct stage *s, struct pollfd *fds, size_t max)
@@ -336,6 +336,15 @@ static struct exec_stream *tiles_stream(const struct stage *s)
     return s->platform->host_memory ? NULL : s->compute;
 }
 
+/* A tile's call: the copy may still be on the stream when it has returned. */
+static void tile_span(struct stage *s, const char *name, uint64_t began,
+                      const struct link_tile *tile)
+{
+    if (trace_is_on(&s->trace))
+        trace_span(&s->trace, TRACE_LINK, began, now_us(), "name=%s step=%llu first=%u rows=%u",
+                   name, (unsigned long long)tile->step, tile->row_first, tile->n_rows);
+}
+
 int links_take_rows(struct stage *s, const struct item *item, struct error *err)
 {
     struct link *in = live(s, LINK_IN);
@@ -354,9 +363,12 @@ int links_take_rows(struct stage *s, const struct item *item, struct error *err)
                              (unsigned long long)item->step, tile.row_first,
                              tile.row_first + tile.n_rows - 1, s->run.n_arrived);
         } else {
+            uint64_t began = trace_is_on(&s->trace) ? now_us() : 0;
+            struct link_tile told = tile;
             s->run.n_arrived += tile.n_rows;
             rc = s->link_driver->take(in, s->forward.hidden + (size_t)tile.row_first * d_model,
                                       tiles_stream(s), err);
+            tile_span(s, "tile-in", began, &told);
         }
         if (rc != 0)
             return rc;
@@ -377,11 +389,13 @@ int links_send_rows(struct stage *s, const struct item *item, struct error *err)
                                  .n_rows = (uint32_t)n,
                                  .step = item->step,
                                  .data = s->forward.hidden + s->run.n_sent * d_model};
+        uint64_t began = trace_is_on(&s->trace) ? now_us() : 0;
         int rc = out == NULL ? EBB_EAGAIN : s->link_driver->send(out, &tile, tiles_stream(s), err);
         if (rc == EBB_EAGAIN)
             return 0;
         if (rc != 0)
             return rc;
+        tile_span(s, "tile-out", began, &tile);
         s->run.n_sent += n;
     }
     return 1;

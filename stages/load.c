@@ -51,6 +51,9 @@ static int read_names(const struct message *m, struct load_settings *l, struct e
     l->model[n] = '\0';
     if (rc != 0)
         return rc;
+    rc = optional(message_text(m, "trace", l->trace, sizeof l->trace - 1, &n, err));
+    if (rc != 0)
+        return rc;
     if (kernels != NULL && strlen(kernels) >= sizeof l->kernels)
         return error_set(err, EBB_EINVAL, "kernels: no set is called %.40s", kernels);
     (void)snprintf(l->kernels, sizeof l->kernels, "%s", kernels != NULL ? kernels : "auto");
@@ -115,6 +118,25 @@ static int read_load(const struct message *m, struct load_settings *l, struct er
     if (rc == 0)
         rc = read_pin(m, l, err);
     return rc != 0 ? rc : read_numbers(m, l, err);
+}
+
+/* LOAD trace=<file>: its first line says whose it is. */
+static int open_trace(struct stage *s, struct error *err)
+{
+    struct line_writer w;
+    char layers[32];
+    if (s->load.trace[0] == '\0')
+        return 0;
+    (void)snprintf(layers, sizeof layers, "%u-%u", s->load.layer_first, s->load.layer_last);
+    line_begin(&w, s->line, sizeof s->line, "STAGE");
+    line_u64(&w, "stage", s->load.stage);
+    line_u64(&w, "device", s->load.device);
+    line_key(&w, "kind", s->platform->kind);
+    line_text(&w, "name", s->card_name, strlen(s->card_name));
+    line_key(&w, "layers", layers);
+    int n = line_end(&w);
+    return n < 0 ? error_set(err, n, "trace: a card's name is too long")
+                 : trace_open(&s->trace, s->load.trace, s->line, err);
 }
 
 /* The file, and what of LOAD depends on it. */
@@ -313,6 +335,7 @@ void load_release(struct stage *s)
     pin_unbind(&s->bound);
     model_close(s->model);
     s->model = NULL;
+    trace_close(&s->trace);
     s->vram_moving = false;
     s->n_vram = 0;
     s->state = STAGE_EMPTY;
@@ -339,6 +362,8 @@ void load_command(struct stage *s, const struct message *m)
         rc = open_cache(s, &err);
     if (rc == 0)
         rc = open_device(s, &err);
+    if (rc == 0)
+        rc = open_trace(s, &err);
     if (rc != 0) {
         load_release(s);
         stage_refuse(s, "-", &err);
@@ -404,7 +429,7 @@ void load_advance(struct stage *s)
         return; /* lines first, then the next piece */
     rc = rc == 1 ? 0 : rc;
     if (rc == 0 && dense_piece(s, &rc)) {
-        run_flush(s);
+        run_flush(s, "weights");
     } else if (rc == 0 && !experts_is_filling(&s->experts) && s->experts.n_uploading == 0) {
         struct line_writer w;
         s->state = STAGE_SERVING;

@@ -52,6 +52,50 @@ static void fail_launch(struct stage *s, int rc)
     stage_fail(s, &err);
 }
 
+/* What goes on the compute stream from now on. */
+static void piece_begin(struct stage *s, const char *name)
+{
+    if (!trace_is_on(&s->trace))
+        return;
+    s->trace.piece = name;
+    s->trace.piece_us = now_us();
+    s->trace.piece_first = s->run.next_layer;
+}
+
+/* It was seen to have ended. */
+static void piece_end(struct stage *s)
+{
+    struct trace *t = &s->trace;
+    unsigned long long step = s->run.item != NULL ? s->run.item->step : 0;
+    if (!trace_is_on(t))
+        return;
+    if (t->piece_last > t->piece_first)
+        trace_span(t, TRACE_COMPUTE, t->piece_us, now_us(), "name=%s step=%llu first=%zu last=%zu",
+                   t->piece, step, s->load.layer_first + t->piece_first,
+                   s->load.layer_first + t->piece_last - 1);
+    else if (s->run.item != NULL)
+        trace_span(t, TRACE_COMPUTE, t->piece_us, now_us(), "name=%s step=%llu", t->piece, step);
+    else
+        trace_span(t, TRACE_COMPUTE, t->piece_us, now_us(), "name=%s", t->piece);
+}
+
+/* A phase of a step on the control thread, since `begin_us`. */
+static void phase_span(struct stage *s, const char *name, uint64_t begin_us)
+{
+    if (trace_is_on(&s->trace))
+        trace_span(&s->trace, TRACE_CONTROL, begin_us, now_us(), "name=%s step=%llu", name,
+                   (unsigned long long)s->run.item->step);
+}
+
+static void step_span(struct stage *s, const char *name, uint64_t begin_us)
+{
+    const struct item *it = s->run.item;
+    if (trace_is_on(&s->trace))
+        trace_span(&s->trace, TRACE_CONTROL, begin_us, now_us(),
+                   "name=%s step=%llu epoch=%u rows=%zu sequences=%zu", name,
+                   (unsigned long long)it->step, it->epoch, it->n_rows, it->n_runs);
+}
+
 /* Marks the end of what was just put on the compute stream. */
 static void out_on_stream(struct stage *s, int rc)
 {
@@ -61,12 +105,33 @@ static void out_on_stream(struct stage *s, int rc)
         fail_launch(s, rc);
     else
         s->run.busy = true;
+    s->trace.piece_last = s->run.next_layer;
 }
 
-void run_flush(struct stage *s)
+void run_flush(struct stage *s, const char *what)
 {
-    if (!s->run.busy)
-        out_on_stream(s, 0);
+    if (s->run.busy)
+        return;
+    piece_begin(s, what);
+    out_on_stream(s, 0);
+}
+
+int run_settle_uploads(struct stage *s, bool start_new, struct error *err)
+{
+    struct experts *x = &s->experts;
+    struct trace *t = &s->trace;
+    uint64_t n_batches = x->n_batches, bytes = x->upload_bytes;
+    size_t n = x->n_uploading;
+    int rc = experts_settle(x, start_new, err);
+    if (!trace_is_on(t) || (n > 0 && n_batches == x->n_batches))
+        return rc;
+    uint64_t now = now_us();
+    if (n > 0)
+        trace_span(t, TRACE_UPLOAD, t->upload_us, now, "name=experts n=%zu bytes=%llu", n,
+                   (unsigned long long)t->upload_bytes);
+    t->upload_us = now;
+    t->upload_bytes = x->upload_bytes - bytes;
+    return rc;
 }
 
 void run_reset(struct stage *s)
@@ -112,6 +177,7 @@ static void say_ran(struct stage *s, const struct item *it, bool ran)
 static void step_end(struct stage *s, bool ran)
 {
     struct item *it = s->run.item;
+    step_span(s, ran ? "step" : "skipped", s->run.started_us);
     if (ran) {
         s->n_steps++;
         if (s->experts.cache != NULL)
@@ -126,6 +192,7 @@ static void step_end(struct stage *s, bool ran)
 static void step_refuse(struct stage *s, const struct error *err)
 {
     char tag[MESSAGE_TAG_MAX + 1];
+    step_span(s, "refused", s->run.started_us);
     (void)snprintf(tag, sizeof tag, "step:%u.%llu", s->run.item->epoch,
                    (unsigned long long)s->run.item->step);
     stage_refuse(s, tag, err);
@@ -238,11 +305,11 @@ static void step_start(struct stage *s)
 {
     struct item *it = s->run.item;
     struct error err = {0};
+    s->run.started_us = now_us();
     if (it->cancelled || it->through < s->load.stage) {
         step_end(s, false);
         return;
     }
-    s->run.started_us = now_us();
     int rc = kv_prepare(s, it, &err);
     if (rc != 0) {
         step_refuse(s, &err);
@@ -342,7 +409,9 @@ static int launch_direct(struct stage *s)
 static void launch_layers(struct stage *s)
 {
     bool recorded = s->run.next_layer == 0 && graphs_serve(&s->graphs, s->run.item->n_rows);
+    piece_begin(s, recorded ? "graph" : "layers");
     out_on_stream(s, recorded ? launch_recorded(s) : launch_direct(s));
+    phase_span(s, "launch", s->trace.piece_us);
 }
 
 static const struct step_run *run_of_row(const struct item *it, size_t row)
@@ -420,15 +489,19 @@ static bool step_finish(struct stage *s)
     struct runner *run = &s->run;
     struct error err = {0};
     if (!is_last(s) && run->item->through > s->load.stage) {
+        if (run->phase != RUN_SENDING)
+            s->trace.phase_us = trace_is_on(&s->trace) ? now_us() : 0;
         run->phase = RUN_SENDING;
         int rc = links_send_rows(s, run->item, &err);
         if (rc < 0)
             stage_log("stage %u: %s", s->load.stage, err.text);
         if (rc <= 0)
             return false;
+        phase_span(s, "send", s->trace.phase_us);
     } else if (is_last(s)) {
         run->phase = RUN_HEAD;
         if (run->head_next < run->n_top + run->n_sample) {
+            piece_begin(s, "head");
             out_on_stream(s, head_pass(s));
             return false;
         }
@@ -460,6 +533,7 @@ static bool run_piece(struct stage *s)
         }
         if (!input_ready(s))
             return false;
+        phase_span(s, "input", run->started_us);
         history_take(s, run->item);
         run->phase = RUN_LAYERS;
         return true;
@@ -485,6 +559,7 @@ static int settle_busy(struct stage *s)
     if (done != 1)
         return done;
     s->run.busy = false;
+    piece_end(s);
     if (s->run.phase == RUN_HEAD)
         head_collect(s);
     return 1;
@@ -498,7 +573,7 @@ void run_advance(struct stage *s)
         vram_advance(s);
         if (vram_is_waiting(s))
             return;
-        int rc = experts_settle(&s->experts, true, &err);
+        int rc = run_settle_uploads(s, true, &err);
         if (rc < 0)
             stage_fail(s, &err);
         if (rc < 0 || s->state != STAGE_SERVING || !run_piece(s))

@@ -224,6 +224,8 @@ static void loop_once(struct stage *s)
     n += links_poll_fds(s, fds + n, sizeof fds / sizeof fds[0] - n);
     /* Loading with nothing out: the next piece can go. */
     bool ready = s->state == STAGE_LOADING && !s->run.busy && s->experts.n_uploading == 0;
+    if (s->run.phase == RUN_IDLE && queue_first(&s->queue) == NULL && s->trace.n_used > 0)
+        trace_flush(&s->trace);
     int timeout = ready || (wake < 0 && work_is_out(s)) ? 0 : -1;
     if (poll(fds, (nfds_t)n, timeout) < 0 && errno != EINTR) {
         error_set(&err, EBB_EIO, "poll: %s", strerror(errno));

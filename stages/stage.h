@@ -18,6 +18,7 @@
 #include "stages/graphs.h"
 #include "stages/platform.h"
 #include "stages/registration.h"
+#include "stages/trace.h"
 #include "vmm/ledger.h"
 
 #define QUEUE_MAX      64 /* steps, forks and drops waiting */
@@ -31,8 +32,8 @@
 enum stage_state { STAGE_EMPTY, STAGE_HELD, STAGE_LOADING, STAGE_SERVING };
 
 struct load_settings {
-    char model[4096];
-    uint64_t fingerprint; /* 0 = not checked */
+    char model[4096], trace[4096]; /* trace: "" = none is made */
+    uint64_t fingerprint;          /* 0 = not checked */
     uint32_t device, stage, n_stages, layer_first, layer_last;
     uint64_t reserve_mib, segment_mib, kv_tokens, host_mib;
     uint32_t context, n_sequences, chunk, n_threads, epoch;
@@ -167,6 +168,7 @@ struct stage {
     uint64_t reserve_mib; /* in force */
 
     uint64_t n_steps, n_hits, n_lookups;
+    struct trace trace;
     char line[LINE_BYTES_MAX]; /* where answers are written */
 };
 
@@ -236,8 +238,10 @@ void run_close(struct stage *s);
 void run_advance(struct stage *s); /* as far as it goes without waiting */
 void run_reset(struct stage *s);   /* at a boundary: forgets the step that runs */
 bool run_at_boundary(const struct stage *s);
-void run_flush(
-    struct stage *s); /* the next boundary comes after all that is on the compute stream now */
+/* The next boundary comes after all that is on the compute stream now; what that is, for the trace. */
+void run_flush(struct stage *s, const char *what);
+/* experts_settle(), told to the trace. */
+int run_settle_uploads(struct stage *s, bool start_new, struct error *err);
 
 /* others.c */
 void holders_command(struct stage *s, const struct message *m);

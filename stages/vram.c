@@ -98,6 +98,10 @@ static void vram_end(struct stage *s, const struct error *driver)
     if (driver->code != 0)
         stage_log("card %u: VRAM %llu: %s", s->load.device, (unsigned long long)s->reserve_mib,
                   driver->text);
+    trace_span(&s->trace, TRACE_VRAM, s->vram_started_us, now,
+               "name=VRAM reserve_mib=%llu freed_mib=%lld wait_us=%llu",
+               (unsigned long long)r.reserve_mib, (long long)r.freed_mib,
+               (unsigned long long)r.wait_us);
     int n = vram_receipt_write(&r, s->line, sizeof s->line);
     if (n < 0 || channel_send(&s->control, s->line, (size_t)n) != 0) {
         s->quitting = true;
@@ -118,7 +122,7 @@ static bool vram_begin(struct stage *s)
 {
     struct experts *x = &s->experts;
     struct error err = {0}, driver = {0};
-    int idle = experts_settle(x, false, &err);
+    int idle = run_settle_uploads(s, false, &err);
     if (idle <= 0) {
         if (idle < 0)
             stage_fail(s, &err);
@@ -135,7 +139,8 @@ static bool vram_begin(struct stage *s)
         int rc = experts_shrink_begin(x, wanted, s->compute, &driver);
         if (x->shrinking) {
             s->vram_moving = true;
-            run_flush(s);
+            s->trace.moves_us = trace_is_on(&s->trace) ? now_us() : 0;
+            run_flush(s, "moves");
             return false;
         }
         if (rc != 0)
@@ -156,6 +161,9 @@ void vram_advance(struct stage *s)
         struct error driver = {0};
         size_t reached;
         s->vram_moving = false;
+        if (trace_is_on(&s->trace))
+            trace_span(&s->trace, TRACE_VRAM, s->trace.moves_us, now_us(), "name=moves slots=%zu",
+                       s->experts.plan.n_moves);
         (void)experts_shrink_end(&s->experts, &reached, &driver);
         vram_end(s, &driver);
     }

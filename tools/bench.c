@@ -57,6 +57,8 @@ static void help(void)
         "                   ebbtide chooses\n"
         "  --kernels SET    auto, avx512, avx2, reference, ...; default: auto\n"
         "  --csv FILE       the rows as comma-separated values too\n"
+        "  --trace FILE     what every stage did and when, in Chrome's trace format: of the first\n"
+        "                   engine that is started; of the next ones in FILE.2, FILE.3, ...\n"
         "  --quick          a few seconds in all; figures are rough\n"
         "  -h, --help       this page\n\n"
         "A figure is the median of several short runs; what is compared is measured in turns.\n\n"
@@ -78,6 +80,7 @@ static int flag_take(struct flags *f, struct bench_settings *s, int letter, stru
     case 'm': s->model = optarg; return 0;
     case 'k': f->kernels = optarg; return 0;
     case 'v': f->csv = optarg; return 0;
+    case 'r': s->trace = optarg; return 0;
     case 'q': s->quick = true; return 0;
     case 'h': f->help = true; return 0;
     default:
@@ -93,12 +96,17 @@ static int flag_take(struct flags *f, struct bench_settings *s, int letter, stru
 static int flags_read(struct flags *f, struct bench_settings *s, int argc, char **argv,
                       struct error *err)
 {
-    static const struct option options[] = {
-        {"cpu", no_argument, NULL, 'c'},           {"cards", required_argument, NULL, 'l'},
-        {"only", required_argument, NULL, 'o'},    {"model", required_argument, NULL, 'm'},
-        {"threads", required_argument, NULL, 't'}, {"kernels", required_argument, NULL, 'k'},
-        {"csv", required_argument, NULL, 'v'},     {"quick", no_argument, NULL, 'q'},
-        {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0}};
+    static const struct option options[] = {{"cpu", no_argument, NULL, 'c'},
+                                            {"cards", required_argument, NULL, 'l'},
+                                            {"only", required_argument, NULL, 'o'},
+                                            {"model", required_argument, NULL, 'm'},
+                                            {"threads", required_argument, NULL, 't'},
+                                            {"kernels", required_argument, NULL, 'k'},
+                                            {"csv", required_argument, NULL, 'v'},
+                                            {"trace", required_argument, NULL, 'r'},
+                                            {"quick", no_argument, NULL, 'q'},
+                                            {"help", no_argument, NULL, 'h'},
+                                            {NULL, 0, NULL, 0}};
     int letter;
     opterr = 0;
     while ((letter = getopt_long(argc, argv, ":h", options, NULL)) != -1) {

@@ -20,6 +20,7 @@ struct bench_settings {
     const char *shape;   /* of the one that is made, */
     uint32_t n_layers;   /* so many of its layers, 0: all */
     const char *cards;   /* of the engine; the first is the one that is measured alone */
+    const char *trace;   /* NULL: none is made; of the first engine, FILE.2 of the second, ... */
     bool by_card;        /* --cards: in graphs, by depth and rows, beside the card's own speeds */
 };
 

@@ -38,15 +38,26 @@ static int program_path(char *path, size_t capacity, struct error *err)
     return 0;
 }
 
+/* A path for each engine that is started. */
+static const char *trace_path(const char *path, char *numbered, size_t capacity)
+{
+    static unsigned n_engines;
+    if (path == NULL || ++n_engines == 1)
+        return path;
+    int n = snprintf(numbered, capacity, "%s.%u", path, n_engines);
+    return n > 0 && (size_t)n < capacity ? numbered : NULL;
+}
+
 static void child_run(const char *path, const struct bench_settings *s,
-                      const struct engine_flags *f, int in, int out)
+                      const struct engine_flags *f, const char *trace, int in, int out)
 {
     char name_space[32];
     const struct {
         const char *flag, *value;
-    } more[] = {{"--threads", s->threads},     {"--segment-mib", f->segment_mib},
-                {"--context", f->context},     {"--parallel", f->parallel},
-                {"--kv-tokens", f->kv_tokens}, {"--chunk", f->chunk}};
+    } more[] = {
+        {"--threads", s->threads},   {"--segment-mib", f->segment_mib}, {"--context", f->context},
+        {"--parallel", f->parallel}, {"--kv-tokens", f->kv_tokens},     {"--chunk", f->chunk},
+        {"--trace", trace}};
     const char *argv[32] = {path,          "serve",     "--model",   f->model,      "--cards",
                             f->cards,      "--control", "none",      "--namespace", name_space,
                             "--log-level", "error",     "--kernels", s->kernels};
@@ -63,6 +74,7 @@ static void child_run(const char *path, const struct bench_settings *s,
 static int child_start(struct engine *e, const char *path, const struct bench_settings *s,
                        const struct engine_flags *f, struct error *err)
 {
+    char numbered[PATH_MAX];
     int to[2], from[2];
     if (pipe2(to, O_CLOEXEC) != 0)
         return error_set(err, EBB_EIO, "pipe: %s", strerror(errno));
@@ -70,9 +82,10 @@ static int child_start(struct engine *e, const char *path, const struct bench_se
         (void)close(to[0]), (void)close(to[1]);
         return error_set(err, EBB_EIO, "pipe: %s", strerror(errno));
     }
+    const char *trace = trace_path(s->trace, numbered, sizeof numbered);
     e->pid = fork();
     if (e->pid == 0)
-        child_run(path, s, f, to[0], from[1]);
+        child_run(path, s, f, trace, to[0], from[1]);
     (void)close(to[0]), (void)close(from[1]);
     int code = e->pid > 0 ? channel_open(&e->channel, from[0], to[1], false, 0, err)
                           : error_set(err, EBB_EIO, "fork: %s", strerror(errno));

@@ -52,12 +52,13 @@ static bool settings_are_same(const struct settings *a, const struct settings *b
            a->threads == b->threads && text_is_same(a->pin, b->pin) &&
            text_is_same(a->kernels, b->kernels) && text_is_same(a->kv, b->kv) &&
            text_is_same(a->launch, b->launch) && text_is_same(a->name, b->name) &&
-           text_is_same(a->control, b->control) && text_is_same(a->name_space, b->name_space) &&
-           text_is_same(a->log_level, b->log_level) && a->on_eof == b->on_eof &&
-           a->stage_attempts == b->stage_attempts && a->max_new == b->max_new &&
-           a->temperature == b->temperature && a->top_p == b->top_p && a->min_p == b->min_p &&
-           a->top_k == b->top_k && a->seed == b->seed && a->repeat_penalty == b->repeat_penalty &&
-           a->repeat_last_n == b->repeat_last_n && a->frequency_penalty == b->frequency_penalty &&
+           text_is_same(a->control, b->control) && text_is_same(a->trace, b->trace) &&
+           text_is_same(a->name_space, b->name_space) && text_is_same(a->log_level, b->log_level) &&
+           a->on_eof == b->on_eof && a->stage_attempts == b->stage_attempts &&
+           a->max_new == b->max_new && a->temperature == b->temperature && a->top_p == b->top_p &&
+           a->min_p == b->min_p && a->top_k == b->top_k && a->seed == b->seed &&
+           a->repeat_penalty == b->repeat_penalty && a->repeat_last_n == b->repeat_last_n &&
+           a->frequency_penalty == b->frequency_penalty &&
            a->presence_penalty == b->presence_penalty &&
            text_is_same(a->logit_bias, b->logit_bias) && text_is_same(a->logprobs, b->logprobs) &&
            a->ignore_eos == b->ignore_eos && text_is_same(a->output, b->output) &&
@@ -92,6 +93,7 @@ static const struct round_trip {
     ROW("launch", "ssh {host} nice {stage} {card}", TEXT, launch),
     ROW("name", "big.model-1", TEXT, name),
     ROW("control", "none", TEXT, control),
+    ROW("trace", "trace.json", TEXT, trace),
     ROW("namespace", "test_7", TEXT, name_space),
     ROW("log-level", "debug", TEXT, log_level),
     ROW("on-eof", "cancel", EOF_KIND, on_eof),
