@@ -37,3 +37,7 @@ target_link_libraries(ebbtide-bench PRIVATE makemodel kernels vmm m)
 room(topview tools/top)
 target_link_libraries(topview PUBLIC protocol PkgConfig::JANSSON PkgConfig::NCURSES m)
 target_link_libraries(ebbtide-top PRIVATE topview)
+# The hand-over to ComfyUI.
+file(GLOB handoff_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tools/comfy-handoff/*.c)
+target_sources(ebbtide-comfy-handoff PRIVATE ${handoff_sources})
+target_link_libraries(ebbtide-comfy-handoff PRIVATE PkgConfig::CURL m)

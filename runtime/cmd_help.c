@@ -114,6 +114,9 @@ static const struct command commands[] = {
     {.name = "top",
      .summary = "watch a running engine's cards: memory, hit rate, speed, leases",
      .usage = "[--once | --json] [--interval S] [flags]"},
+    {.name = "comfy-handoff",
+     .summary = "lend a card's memory to ComfyUI for one workflow",
+     .usage = "--reserve MIB | --learn FILE [flags] WORKFLOW.json"},
     {.name = "bench", .summary = "measure kernels, a model, links and hand-backs on this machine"},
     {.name = "make-model", .summary = "write a model file of random weights in a published shape"},
     {
@@ -148,7 +151,7 @@ static void program_help(FILE *out)
           "Usage\n  ebbtide <command> [flags]\n  ebbtide --version | --help\n\nCommands\n",
           out);
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
-        fprintf(out, "  %-10s  %s\n", commands[i].name, commands[i].summary);
+        fprintf(out, "  %-13s  %s\n", commands[i].name, commands[i].summary);
     fputs("\nebbtide X runs the program ebbtide-X. Every command has --help.\n\nExamples\n"
           "  ebbtide run -m model.gguf --cards cpu:0,cpu:1 \"Call me Ishmael.\"\n"
           "  ebbtide vram 12000 1      leave 12000 MiB free on card 1\n"

@@ -22,7 +22,7 @@ BENCH_TOO = {"kernels", "vmm"}
 CUDA_FILES = {"vmm/driver_cuda.c", "kernels/exec_cuda.c", "kernels/exec_cuda.h", "stages/link_nccl.c",
               "tests/gpu/foreign.c"}
 CUDA_HEADER = re.compile(r"^(cuda|cublas|nccl|nvml|nvrtc|driver_types|vector_types|mma\.h)")
-FOREIGN = {"pcre2.h": {"runtime/model"}, "yaml.h": {"runtime"}, "jansson.h": {"tools", "runtime", "tests"}, "hwloc.h": {"stages"}, "curses.h": {"tools"}, "immintrin.h": {"kernels"},
+FOREIGN = {"pcre2.h": {"runtime/model"}, "yaml.h": {"runtime"}, "jansson.h": {"tools", "runtime", "tests"}, "hwloc.h": {"stages"}, "curses.h": {"tools"}, "curl": {"tools"}, "immintrin.h": {"kernels"},
            "criterion": {"tests"}}
 SYSTEM = re.compile(r"^(assert|complex|ctype|dirent|dlfcn|elf|endian|errno|fcntl|fenv|float|fnmatch|getopt|glob|grp|inttypes|"
                     r"limits|locale|langinfo|malloc|math|netdb|poll|pthread|pwd|sched|semaphore|setjmp|signal|spawn|std\w+|"
