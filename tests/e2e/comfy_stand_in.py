@@ -51,8 +51,9 @@ class Comfy:
         self.release()
 
     def release(self):
+        if self.reserved_mib > 0:
+            self.give()
         self.reserved_mib = self.active_mib = 0
-        self.give()
 
     def work(self):
         while not self.closed:

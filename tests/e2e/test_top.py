@@ -2,11 +2,10 @@
 import json
 import re
 import signal
-import socket
-import threading
 import unittest
 
 from ebbtide import EBBTIDE, EbbtideTest
+from engine_stand_in import StandIn
 from screen import Terminal
 
 CARD = re.compile(r"^card (\d+)  (\S+) +layers (\S+) +(\S+) +(\d+) MiB")
@@ -22,43 +21,13 @@ LEDGER = "LEDGER device={0} " + " ".join(f"{owner}={mib << 20}" for owner, mib i
     context=10).items())
 
 
-class StandIn:
-    """An engine that only says what it is told to: answers by verb, each a list of lines for the n-th time it is asked."""
-
-    def __init__(self, path, answers):
-        self.answers, self.asked = answers, {}
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(str(path))
-        self.listener.listen()
-        threading.Thread(target=self.accept, daemon=True).start()
-
-    def accept(self):
-        while True:
-            try:
-                connection, _ = self.listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self.serve, args=(connection,), daemon=True).start()
-
-    def serve(self, connection):
-        with connection, connection.makefile("rb") as requests:
-            for request in requests:
-                verb = request.decode().split()[0]
-                n = self.asked[verb] = self.asked.get(verb, -1) + 1
-                connection.sendall("".join(line + "\n" for line in self.answers[verb](n)).encode())
-
-    def close(self):
-        self.listener.shutdown(socket.SHUT_RDWR)
-        self.listener.close()
-
-
 def answers(n_cards=1, leases=None):
     """Each round 10 steps, 20 tokens, 30 hits of 40 lookups."""
     return {
-        "STAT": lambda n: [STAT.format(i, 10 * n, 20 * n, 30 * n, 40 * n) for i in range(n_cards)] + ["STAT-DONE"],
-        "LEDGER": lambda n: [LEDGER.format(i) for i in range(n_cards)] + ["LEDGER-DONE"],
-        "PLAN": lambda n: [f"PLAN device={i} card=cuda:{i}" for i in range(n_cards)] + ["PLAN-DONE"],
-        "LEASES": lambda n: (leases + ["LEASES-DONE"]) if leases is not None else ["ERR - unsupported no leases here"],
+        "STAT": lambda n, _: [STAT.format(i, 10 * n, 20 * n, 30 * n, 40 * n) for i in range(n_cards)] + ["STAT-DONE"],
+        "LEDGER": lambda n, _: [LEDGER.format(i) for i in range(n_cards)] + ["LEDGER-DONE"],
+        "PLAN": lambda n, _: [f"PLAN device={i} card=cuda:{i}" for i in range(n_cards)] + ["PLAN-DONE"],
+        "LEASES": lambda n, _: (leases + ["LEASES-DONE"]) if leases is not None else ["ERR - unsupported no leases here"],
     }
 
 

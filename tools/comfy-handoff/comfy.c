@@ -234,9 +234,13 @@ int comfy_queue(struct comfy *c, json_t *workflow, char id[static COMFY_ID_BYTES
     char *data = request != NULL ? json_dumps(request, JSON_COMPACT) : NULL;
     char nodes[COMFY_TEXT_BYTES];
     json_t *answer = NULL;
+    bool (*should_stop)(void) = c->should_stop;
+    int code;
     id[0] = '\0';
-    int code = data != NULL ? ask(c, "/prompt", data, &answer, err)
-                            : error_set(err, EBB_ENOMEM, "out of memory for the workflow");
+    c->should_stop = NULL; /* a job whose id was not read could not be cancelled */
+    code = data != NULL ? ask(c, "/prompt", data, &answer, err)
+                        : error_set(err, EBB_ENOMEM, "out of memory for the workflow");
+    c->should_stop = should_stop;
     free(data);
     json_decref(request);
     if (code != 0)

@@ -38,7 +38,8 @@ int comfy_memory(struct comfy *c, struct comfy_memory *m, struct error *err);
 int64_t comfy_driver_free(const struct comfy_memory *m);
 
 /* Queues a workflow in API format; its id. A node that ComfyUI finds wrong refuses the whole (EBB_EPEER names it), also
- * where ComfyUI would run the rest: that is taken from its queue again. After a failure id is empty. */
+ * where ComfyUI would run the rest: that is taken from its queue again. After a failure id is empty.
+ * Not stopped by should_stop(). */
 int comfy_queue(struct comfy *c, json_t *workflow, char id[static COMFY_ID_BYTES],
                 struct error *err);
 

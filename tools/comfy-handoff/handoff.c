@@ -68,9 +68,6 @@ static int reserve_choose(struct handoff *h, struct error *err)
     if (code == 0 && h->reserve_mib == 0)
         code = error_set(err, EBB_EINVAL, "no reserve: say --reserve MIB%s",
                          s->learn != NULL ? " the first time; it is learned from the run" : "");
-    if (code == 0 && h->reserve_mib < ATTACH_MIB)
-        say(h, "warning: a CUDA program takes about %d MiB just to attach; the reserve is %" PRIu64,
-            ATTACH_MIB, h->reserve_mib);
     return code;
 }
 
@@ -96,6 +93,9 @@ static int take(struct handoff *h, struct error *err)
     h->has_reserve = true;
     h->freed_mib = receipt.freed_mib > 0 ? (uint64_t)receipt.freed_mib : 0;
     h->shortfall_mib = receipt.shortfall_mib;
+    if (h->reserve_mib < ATTACH_MIB)
+        say(h, "warning: a CUDA program takes about %d MiB just to attach; the reserve is %" PRIu64,
+            ATTACH_MIB, h->reserve_mib);
     if (!h->hold.is_lease)
         say(h, "warning: this engine has no leases: if this program is killed, the reserve stays");
     say(h, "card %" PRIu32 " leaves %" PRIu64 " MiB free (%" PRIu64 " freed, %" PRIu64 " free)",
@@ -312,13 +312,14 @@ int handoff_run(struct handoff *h, const struct handoff_settings *settings, stru
 
 int handoff_report(FILE *out, const struct handoff *h, int status, struct error *err)
 {
-    json_t *document =
-        json_pack("{s:i, s:I, s:I, s:I, s:I, s:I, s:f, s:b, s:b}", "status", status, "device",
-                  (json_int_t)h->device, "reserve_mib", (json_int_t)h->reserve_mib, "freed_mib",
-                  (json_int_t)h->freed_mib, "shortfall_mib", (json_int_t)h->shortfall_mib,
-                  "peak_mib", (json_int_t)(h->peak / MIB), "run_s", h->run_s, "given_back",
-                  h->given_back ? 1 : 0, "lease", h->hold.is_lease ? 1 : 0);
+    json_t *document = json_pack(
+        "{s:i, s:I, s:I, s:I, s:I, s:f, s:b, s:b}", "status", status, "reserve_mib",
+        (json_int_t)h->reserve_mib, "freed_mib", (json_int_t)h->freed_mib, "shortfall_mib",
+        (json_int_t)h->shortfall_mib, "peak_mib", (json_int_t)(h->peak / MIB), "run_s", h->run_s,
+        "given_back", h->given_back ? 1 : 0, "lease", h->hold.is_lease ? 1 : 0);
     int failed = document == NULL;
+    failed |= json_object_set_new(document, "device",
+                                  h->has_reserve ? json_integer(h->device) : json_null()) != 0;
     failed |= h->id[0] != '\0' && json_object_set_new(document, "prompt_id", json_string(h->id));
     failed |= json_object_set_new(document, "let_go_s",
                                   h->let_go_s < 0 ? json_null() : json_real(h->let_go_s)) != 0;
