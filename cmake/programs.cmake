@@ -33,6 +33,8 @@ file(GLOB bench_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tools/bench/*.c)
 list(FILTER bench_sources EXCLUDE REGEX "_cuda\\.c$") # cmake/cuda.cmake
 target_sources(ebbtide-bench PRIVATE ${bench_sources})
 target_link_libraries(ebbtide-bench PRIVATE makemodel kernels vmm m)
+# What runs a command on lent memory.
+target_sources(ebbtide-vram PRIVATE tools/vram/lend.c)
 # The live view: its picture is a library of its own, which knows no terminal.
 room(topview tools/top)
 target_link_libraries(topview PUBLIC protocol PkgConfig::JANSSON PkgConfig::NCURSES m)

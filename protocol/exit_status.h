@@ -13,6 +13,7 @@ enum exit_status {
     STATUS_USAGE = 2,
     STATUS_NO_ENGINE = 3,
     STATUS_SHORTFALL = 4,
+    STATUS_REFUSED = 5,
     STATUS_INTERRUPTED = 130,
     STATUS_TERMINATED = 143,
 };
@@ -26,8 +27,11 @@ static inline void exit_status_help(FILE *out)
         {STATUS_DONE, "done"},
         {STATUS_FAILED, "the run failed, or the model file is bad; one line on stderr says what"},
         {STATUS_USAGE, "bad usage: a command, flag or argument; nothing was started"},
-        {STATUS_NO_ENGINE, "no running engine was found, or several (the tools: vram, stat, top)"},
+        {STATUS_NO_ENGINE,
+         "no running engine was found, or several (vram, leases, stat, top, ...)"},
         {STATUS_SHORTFALL, "served, but less memory is free than was asked for (ebbtide vram)"},
+        {STATUS_REFUSED,
+         "the engine refused, the command was not run (ebbtide vram ... -- COMMAND)"},
         {STATUS_INTERRUPTED, "interrupted (SIGINT)"},
         {STATUS_TERMINATED, "terminated (SIGTERM)"},
     };

@@ -212,7 +212,7 @@ char *lending_list(const struct engine *e, uint64_t now)
         at += n > 0 ? (size_t)n : 0;
     }
     if (text != NULL)
-        (void)snprintf(text + at, room - at, "LEASES-DONE leases=%zu\n", e->leases.n);
+        (void)snprintf(text + at, room - at, "LEASES-DONE count=%zu\n", e->leases.n);
     return text;
 }
 

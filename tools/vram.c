@@ -1,14 +1,14 @@
-/* tools/vram.c - `ebbtide vram`: see what the cards hold, or have some of it left free.
+/* tools/vram.c - `ebbtide vram`: see what the cards hold, or have some of it left free, for good, for a time, or for a command.
  *
  * A reserve is checked here for its form, so that a slip of the hand is told before any engine is asked; what a card can
  * give is the engine's to say. Ends with STATUS_SHORTFALL when a receipt says that less is free than was asked for.
  */
 #include <inttypes.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "protocol/vram.h"
 #include "tools/kit/kit.h"
+#include "tools/vram/lend.h"
 
 static const struct kit_column memory_columns[] = {
     {"card", "device", false, 0},         {"place", NULL, true, 0},
@@ -19,43 +19,48 @@ static const struct kit_column memory_columns[] = {
     {"others", "foreign_mib", false, 0},
 };
 
-static const struct kit_column receipt_columns[] = {
-    {"card", "device", false, 0},
-    {"place", NULL, true, 0},
-    {"reserve MiB", "reserve_mib", false, 0},
-    {"freed", "freed_mib", false, 0},
-    {"free before", "before_mib", false, 0},
-    {"free", "free_mib", false, 0},
-    {"shortfall", "shortfall_mib", false, 0},
-    {"cache", "cache_mib", false, 0},
-    {"of", "cache_full_mib", false, 0},
-    {"others", "foreign_mib", false, 0},
-    {"ms", "us", false, 1000},
-    {"reason", "reason", true, 0},
-};
-
 #define N_COLUMNS(columns) (sizeof(columns) / sizeof(columns)[0])
+
+struct options {
+    const char *seconds, *pid, *lease;
+    bool raw, partial;
+};
 
 static void help(void)
 {
-    puts("ebbtide vram: show the cards' memory, or have some of it left free\n\n"
-         "Usage\n"
-         "  ebbtide vram                      the cards and their memory, in MiB\n"
-         "  ebbtide vram RESERVE [CARD]       leave RESERVE MiB free on every card, or on one\n"
-         "  ebbtide vram - [CARD]             back to the reserve of the start\n\n"
-         "On a terminal receipts are a table; in a pipe they are the protocol's lines.\n\n"
-         "Flags");
+    puts(
+        "ebbtide vram: show the cards' memory, or have some of it left free\n\n"
+        "Usage\n"
+        "  ebbtide vram                      the cards and their memory, in MiB\n"
+        "  ebbtide vram RESERVE [CARD]       leave RESERVE MiB free on every card, or on one\n"
+        "  ebbtide vram - [CARD]             back to the reserve of the start\n"
+        "  ebbtide vram RESERVE [CARD] --for SECONDS | --pid PID    a lease, which ends by itself\n"
+        "  ebbtide vram RESERVE [CARD] -- COMMAND ...               a lease while a command "
+        "runs\n\n"
+        "Of the reserve and all leases on a card the largest is in force; see ebbtide leases.\n"
+        "On a terminal receipts are a table; in a pipe they are the protocol's lines.\n\n"
+        "With a command the status is the command's, 128 and its signal where one ended it, 126 "
+        "or\n"
+        "127 where it cannot be started. Where the memory cannot be had it is not run: 4 or 5.\n"
+        "SIGINT and SIGTERM are passed on to it. However it or this program ends, killed or not,\n"
+        "the memory goes back; a command whose ebbtide vram was killed gets SIGTERM.\n\n"
+        "Flags");
     kit_flags_help(stdout);
-    puts("  --raw            the protocol's lines, on a terminal too\n\n"
+    puts("  --raw            the protocol's lines, on a terminal too\n"
+         "  --for SECONDS    a lease for so long [1 to 2592000]\n"
+         "  --pid PID        a lease until this process of the engine's host has ended\n"
+         "  --lease NAME     its name; the same name again renews it [default: one is made up]\n"
+         "  --partial        with a command: run it though less is free than was asked for\n\n"
          "Examples\n"
          "  ebbtide vram 12000 1              12000 MiB free on card 1\n"
          "  ebbtide vram - 1                  and back\n"
-         "  ebbtide vram 2048 && start-game   only where the whole of it is free");
+         "  ebbtide vram 2048 && start-game   only where the whole of it is free\n"
+         "  ebbtide vram 12000 1 -- python3 train.py\n"
+         "  ebbtide vram 8192 --for 600 --lease render");
     exit_status_help(stdout);
 }
 
-/* The bare arguments as a VRAM line. */
-static int request_write(const struct kit_flags *f, char *line, size_t capacity, struct error *err)
+static int bare_check(const struct kit_flags *f, struct error *err)
 {
     uint64_t number;
     if (f->n_bare > 2)
@@ -64,45 +69,55 @@ static int request_write(const struct kit_flags *f, char *line, size_t capacity,
     if (strcmp(f->bare[0], "-") != 0 && parse_u64(f->bare[0], 0, UINT64_MAX, &number) != 0)
         return error_set(err, EBB_EINVAL,
                          "the reserve: wanted a whole number of MiB or -, got '%s'", f->bare[0]);
-    if (f->n_bare == 2 && parse_u64(f->bare[1], 0, UINT32_MAX, &number) != 0)
-        return error_set(err, EBB_EINVAL, "the card: wanted its number, 0 is the first, got '%s'",
-                         f->bare[1]);
-    (void)snprintf(line, capacity, "VRAM %s%s%s", f->bare[0], f->n_bare == 2 ? " " : "",
-                   f->n_bare == 2 ? f->bare[1] : "");
+    return f->n_bare == 2 ? kit_card_check(f->bare[1], err) : 0;
+}
+
+static int options_check(const struct kit_flags *f, const struct options *o, struct error *err)
+{
+    uint64_t number;
+    int n_terms = (o->seconds != NULL) + (o->pid != NULL) + (f->command != NULL);
+    if (f->command != NULL && f->command[0] == NULL)
+        return error_set(err, EBB_EINVAL, "--: wanted a command behind it, got none");
+    if (n_terms > 0 && f->n_bare == 0)
+        return error_set(err, EBB_EINVAL, "a lease: wanted its reserve in MiB, or -, got none");
+    if (n_terms > 1)
+        return error_set(err, EBB_EINVAL,
+                         "--for, --pid and a command exclude each other: one thing ends a lease");
+    if (o->lease != NULL && n_terms == 0)
+        return error_set(err, EBB_EINVAL,
+                         "--lease: wanted --for, --pid or a command too, which ends the lease");
+    if (o->lease != NULL && !tag_is_valid(o->lease))
+        return error_set(err, EBB_EINVAL,
+                         "--lease: wanted 1 to %d characters A-Z a-z 0-9 . _ : -, got '%s'",
+                         LEASE_NAME_MAX, o->lease);
+    if (o->seconds != NULL && parse_u64(o->seconds, 1, LEASE_SECONDS_MAX, &number) != 0)
+        return error_set(err, EBB_EINVAL, "--for: wanted seconds from 1 to %u, got '%s'",
+                         LEASE_SECONDS_MAX, o->seconds);
+    if (o->pid != NULL && parse_u64(o->pid, 1, INT32_MAX, &number) != 0)
+        return error_set(err, EBB_EINVAL, "--pid: wanted the number of a process, got '%s'",
+                         o->pid);
+    if (o->partial && f->command == NULL)
+        return error_set(err, EBB_EINVAL, "--partial: wanted a command behind --, got none");
+    if (f->command != NULL && (f->json || o->raw))
+        return error_set(err, EBB_EINVAL,
+                         "--json and --raw show receipts; with a command none are shown");
     return 0;
 }
 
-static int shortfall_find(const struct kit_reply *r, bool *is_short, struct error *err)
+/* The arguments as a VRAM line; all of them were checked. */
+static int request_write(const struct kit_flags *f, const struct options *o, char *line,
+                         size_t capacity, struct error *err)
 {
-    *is_short = false;
-    for (size_t i = 0; i < r->n_lines; i++) {
-        struct vram_receipt receipt;
-        int code = vram_receipt_read(&r->messages[i], &receipt, err);
-        if (code != 0)
-            return code;
-        *is_short = *is_short || receipt.shortfall_mib > 0;
-    }
+    const char *card = f->n_bare == 2 ? f->bare[1] : NULL;
+    int n =
+        snprintf(line, capacity, "VRAM %s%s%s%s%s%s%s%s%s%s", f->bare[0], card != NULL ? " " : "",
+                 card != NULL ? card : "", o->seconds != NULL ? " for=" : "",
+                 o->seconds != NULL ? o->seconds : "", o->pid != NULL ? " pid=" : "",
+                 o->pid != NULL ? o->pid : "", f->command != NULL ? " conn=1" : "",
+                 o->lease != NULL ? " lease=" : "", o->lease != NULL ? o->lease : "");
+    if (n < 0 || (size_t)n >= capacity)
+        return error_set(err, EBB_EINVAL, "a number of the arguments has too many digits");
     return 0;
-}
-
-static int receipts_show(const struct kit_flags *f, struct kit_reply *r, struct error *err)
-{
-    bool is_short, as_lines = !f->json && (f->raw || isatty(STDOUT_FILENO) == 0);
-    int code = shortfall_find(r, &is_short, err);
-    if (code != 0)
-        return STATUS_FAILED;
-    if (!as_lines)
-        kit_places(f, r);
-    if (f->json)
-        code = kit_json_print(stdout, r, "receipts", err);
-    else if (as_lines)
-        kit_reply_print(stdout, r);
-    else
-        kit_table_print(stdout, r, receipt_columns, N_COLUMNS(receipt_columns));
-    if (code != 0)
-        return STATUS_FAILED;
-    kit_attach_warn(f, r);
-    return is_short ? STATUS_SHORTFALL : STATUS_DONE;
 }
 
 static int memory_show(const struct kit_flags *f, struct kit_reply *r, struct error *err)
@@ -119,29 +134,50 @@ static int memory_show(const struct kit_flags *f, struct kit_reply *r, struct er
     return code == 0 ? STATUS_DONE : STATUS_FAILED;
 }
 
-int main(int argc, char **argv)
+static int ask(const struct kit_flags *f, const char *line)
 {
-    char *bare[argc + 1], line[96] = "STAT";
-    struct kit_flags flags;
     struct kit_reply reply = {0};
     struct error err = {0};
-    int code = kit_flags_parse(&flags, argc, argv, bare, "--raw", &err), status;
-    if (code == 0 && flags.help) {
-        help();
-        return STATUS_DONE;
-    }
-    if (code == 0 && flags.n_bare > 0)
-        code = request_write(&flags, line, sizeof line, &err);
-    if (code != 0) {
-        fprintf(stderr, "ebbtide vram: %s (see ebbtide vram --help)\n", err.text);
-        return STATUS_USAGE;
-    }
-    status = kit_ask(&flags, line, &reply, &err);
+    int status = kit_ask(f, line, &reply, &err);
     if (status == STATUS_DONE)
-        status = flags.n_bare > 0 ? receipts_show(&flags, &reply, &err)
-                                  : memory_show(&flags, &reply, &err);
+        status = f->n_bare > 0 ? kit_receipts_show(f, &reply, &err) : memory_show(f, &reply, &err);
+    if (f->n_bare > 0 && (status == STATUS_DONE || status == STATUS_SHORTFALL))
+        kit_attach_warn(f, &reply);
     if (err.code != 0)
         fprintf(stderr, "ebbtide vram: %s\n", err.text);
     kit_reply_free(&reply);
     return status;
+}
+
+int main(int argc, char **argv)
+{
+    char *bare[argc + 1], line[256] = "STAT";
+    struct kit_flags flags;
+    struct options o = {0};
+    const struct kit_option options[] = {
+        {"--raw", NULL, &o.raw},     {"--for", &o.seconds, NULL},     {"--pid", &o.pid, NULL},
+        {"--lease", &o.lease, NULL}, {"--partial", NULL, &o.partial}, {"--", NULL, NULL},
+        {NULL, NULL, NULL},
+    };
+    struct error err = {0};
+    int code = kit_flags_parse_with(&flags, argc, argv, bare, options, &err);
+    if (code == 0 && flags.help) {
+        help();
+        return STATUS_DONE;
+    }
+    flags.raw = o.raw;
+    if (code == 0 && flags.n_bare > 0)
+        code = bare_check(&flags, &err);
+    if (code == 0)
+        code = options_check(&flags, &o, &err);
+    if (code == 0 && flags.n_bare > 0)
+        code = request_write(&flags, &o, line, sizeof line, &err);
+    if (code != 0) {
+        fprintf(stderr, "ebbtide vram: %s (see ebbtide vram --help)\n", err.text);
+        return STATUS_USAGE;
+    }
+    if (flags.command == NULL)
+        return ask(&flags, line);
+    return lend_run(&(struct lend){
+        .flags = &flags, .line = line, .command = flags.command, .takes_partly = o.partial});
 }

@@ -1,4 +1,5 @@
 """Leases: memory lent until a time, a process or a connection ends, whatever ends it; and many who ask at once."""
+import json
 import os
 import random
 import signal
@@ -8,8 +9,8 @@ import threading
 import time
 import unittest
 
-from ebbtide import EbbtideTest, golden
-from processes import eventually
+from ebbtide import EBBTIDE, EbbtideTest, golden
+from processes import descendants, eventually
 
 SERVE = {"vram_mib": "32,32", "segment_mib": 1, "threads": 1}
 BACK_WITHIN = 2.0  # seconds from a borrower's death to its memory's return
@@ -132,6 +133,147 @@ class Ends(LeaseTest):
         client.close()
         self.is_back(engine, before, 10)
         engine.finish()
+
+
+class Tools(LeaseTest):
+    def lend(self, *args, **options):
+        """`ebbtide vram …` in the background."""
+        process = subprocess.Popen([str(EBBTIDE), "vram", *map(str, args)], env=self.env, stdin=subprocess.DEVNULL, **options)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        return process
+
+    def runs(self, engine, n=1):
+        self.assertTrue(eventually(lambda: len(self.leases(engine)) == n, 5)[0])
+
+    def test_memory_is_held_while_a_command_runs_and_is_back_when_it_has_ended(self):
+        engine = self.serve(**SERVE)
+        before = engine.stat()
+        want = before[1]["free_mib"] + 3
+        begin = time.monotonic()
+        process = self.lend(want, 1, "--", "sleep", "2")
+        self.runs(engine)
+        self.assertEqual((engine.stat()[1]["reserve_mib"], engine.stat()[1]["free_mib"]), (want, want))
+        self.assertEqual(process.wait(10), 0)
+        self.assertGreaterEqual(time.monotonic() - begin, 2)
+        after = engine.stat()[1]  # at once: it has waited for its receipts
+        self.assertEqual((after["reserve_mib"], after["free_mib"]), (before[1]["reserve_mib"], before[1]["free_mib"]))
+        engine.finish()
+
+    def test_the_status_is_the_commands_and_its_output_is_untouched(self):
+        engine = self.serve(**SERVE)
+        for command, status in ((["sh", "-c", "echo out; echo err >&2; exit 7"], 7), (["sh", "-c", "kill -9 $$"], 137), (["true"], 0),
+                                (["no-such-program-here"], 127), (["/"], 126)):
+            result = self.command("vram", 1, "--", *command)
+            self.assertEqual(result.returncode, status, result.stderr)
+            self.assertEqual(result.stdout, b"out\n" if status == 7 else b"")
+            self.assertEqual(self.leases(engine), [])
+        engine.finish()
+
+    def test_what_cannot_be_had_is_told_by_its_own_status_and_the_command_is_not_run(self):
+        engine = self.serve(**SERVE)
+        before, mark = engine.stat(), self.sandbox / "ran"
+        total = before[1]["total_mib"]
+        for args, status, words in (([total, 1], 4, "--partial"), ([total + 1, 1], 5, "has 32 in all"), ([1, 7], 5, "no device 7"),
+                                    ([total, 1, "--control", self.sandbox / "none"], 3, "no such control socket")):
+            result = self.command("vram", *args, "--", "touch", mark)
+            self.assertEqual(result.returncode, status, result.stderr)
+            self.assertIn(words, result.stderr.decode())
+            self.assertFalse(mark.exists())
+            self.is_back(engine, before)
+        self.assertEqual(self.command("vram", total, 1, "--partial", "--", "touch", mark).returncode, 0)
+        self.assertTrue(mark.exists())
+        self.is_back(engine, before)
+        engine.finish()
+
+    def test_killed_with_nine_it_gives_back_within_two_seconds_and_takes_its_command_along(self):
+        engine = self.serve(**SERVE)
+        before = engine.stat()
+        process = self.lend(before[1]["free_mib"] + 3, 1, "--", "sleep", "600")
+        self.runs(engine)
+        self.assertTrue(eventually(lambda: descendants(process.pid), 5)[0])
+        sleeper = descendants(process.pid)[0]
+        process.kill()
+        self.is_back(engine, before)
+        self.assertEqual(self.leases(engine), [])
+        self.assertTrue(eventually(lambda: not os.path.exists(f"/proc/{sleeper}"), 5)[0])
+        engine.finish()
+
+    def test_signals_reach_the_command_and_the_memory_comes_back(self):
+        engine = self.serve(**SERVE)
+        before = engine.stat()
+        script = "trap 'echo int; exit 3' INT; trap 'echo term; exit 4' TERM; echo up; while :; do sleep 0.05; done"
+        for number, word, status in ((signal.SIGINT, b"int\n", 3), (signal.SIGTERM, b"term\n", 4)):
+            process = self.lend(before[1]["free_mib"] + 3, 1, "--", "sh", "-c", script, stdout=subprocess.PIPE)
+            self.assertEqual(process.stdout.readline(), b"up\n")
+            process.send_signal(number)
+            self.assertEqual(process.communicate(timeout=10)[0], word)
+            self.assertEqual(process.returncode, status)
+            self.is_back(engine, before)
+        process = self.lend(1, "--", "sleep", "600")
+        self.runs(engine)
+        self.assertTrue(eventually(lambda: descendants(process.pid), 5)[0])
+        process.terminate()
+        self.assertEqual(process.wait(10), 128 + signal.SIGTERM)
+        engine.finish()
+
+    def test_an_engine_that_ends_does_not_end_the_command(self):
+        engine = self.serve(**SERVE)
+        process = self.lend(1, "--", "sh", "-c", "sleep 1; exit 9", stderr=subprocess.PIPE)
+        self.runs(engine)
+        engine.finish()
+        self.assertIn(b"the lease with it; the command goes on", process.communicate(timeout=10)[1])
+        self.assertEqual(process.returncode, 9)
+
+    def test_a_lease_that_was_renewed_elsewhere_is_not_ended_with_the_command(self):
+        engine = self.serve(**SERVE)
+        process = self.lend(1, "--lease", "handed", "--", "sleep", "600")
+        self.runs(engine)
+        engine.vram("VRAM 2 1 for=600 lease=handed")
+        process.terminate()
+        process.wait(10)
+        self.assertEqual(self.leases(engine), ["handed"])
+        engine.finish()
+
+    def test_leases_are_made_listed_and_ended_from_a_shell(self):
+        engine = self.serve(**SERVE)
+        before = engine.stat()
+        want = before[1]["free_mib"] + 2
+        self.assertEqual(self.command("leases").stdout, b"no leases\n")
+        result = self.command("vram", want, 1, "--for", 600, "--lease", "a.1", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        said = json.loads(result.stdout)
+        self.assertEqual((said["lease"], said["receipts"][0]["reserve_mib"]), ("a.1", want))
+        self.assertEqual(self.command("vram", 1, "--pid", os.getpid()).returncode, 0)
+        listed = json.loads(self.command("leases", "--json").stdout)
+        self.assertIn(listed["leases"][0].pop("for"), range(590, 601))
+        self.assertEqual(listed["count"], 2)
+        self.assertEqual(listed["leases"], [{"lease": "a.1", "reserve_mib": want, "device": 1},
+                                            {"lease": "lease-1", "reserve_mib": 1, "pid": os.getpid()}])
+        table = self.command("leases").stdout.decode().splitlines()
+        self.assertRegex(table[0], r"^lease +card +reserve MiB")
+        self.assertRegex(table[1], rf"^a\.1 +1 +{want} ")
+        self.assertEqual(self.command("leases", "--raw").stdout.decode().splitlines()[1], f"LEASES lease=lease-1 reserve_mib=1 pid={os.getpid()}")
+        top = json.loads(self.command("top", "--json", "--interval", "0").stdout)
+        self.assertEqual([lease["name"] for lease in top["leases"]], ["a.1", "lease-1"])
+        result = self.command("unlease", "a.2")
+        self.assertEqual((result.returncode, result.stdout), (1, b""))
+        self.assertIn("the nearest is a.1", result.stderr.decode())
+        result = self.command("unlease", "a.1")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertTrue(result.stdout.decode().splitlines()[-1].endswith("lease=a.1"))
+        self.assertEqual(self.leases(engine), ["lease-1"])
+        engine.finish()
+
+    def test_a_wrong_use_is_one_line_and_exit_2(self):
+        for args in (["vram", "--for", "5"], ["vram", "1", "--for", "0"], ["vram", "1", "--for", "5", "--pid", "1"], ["vram", "1", "--lease", "x"],
+                     ["vram", "1", "--for", "5", "--", "true"], ["vram", "1", "--"], ["vram", "--", "true"], ["vram", "1", "--pid"],
+                     ["vram", "1", "--pid", "x"], ["vram", "1", "--for", "5", "--lease", "a/b"], ["vram", "1", "--partial"], ["vram", "1", "--fro", "5"],
+                     ["vram", "0" * 300 + "1"], ["vram", "1", "--json", "--", "true"], ["unlease"], ["unlease", "a", "b"], ["unlease", "a/b"],
+                     ["leases", "x"], ["leases", "--ledger"]):
+            result = self.command(*args)
+            self.assertEqual((result.returncode, result.stdout, result.stderr.count(b"\n")), (2, b"", 1), (args, result.stderr))
+            self.assertIn(f"(see ebbtide {args[0]} --help)", result.stderr.decode())
 
 
 class Watch(LeaseTest):

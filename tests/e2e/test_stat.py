@@ -47,14 +47,14 @@ class Stat(EbbtideTest):
         done = self.command("stat", "--json", "7")
         self.assertEqual((done.returncode, done.stdout, done.stderr.count(b"\n")), (1, b"", 1), done.stderr)
         engine.finish()
-        for tool in ("stat", "vram", "top", "comfy-handoff"):
+        for tool in ("stat", "vram", "top", "leases", "unlease", "comfy-handoff"):
             page = self.command(tool, "--help").stdout.decode()
-            for status in (0, 1, 2, 3, 4, 130, 143):
+            for status in (0, 1, 2, 3, 4, 5, 130, 143):
                 self.assertRegex(page, rf"(?m)^ +{status}  \w", tool)
 
     def test_the_flags_of_a_tool_complete_as_its_page_tells_them(self):
         script = self.command("help", "--completion").stdout.decode()
-        for tool in ("stat", "top", "vram", "comfy-handoff"):
+        for tool in ("stat", "top", "vram", "leases", "unlease", "comfy-handoff"):
             page = self.command(tool, "--help").stdout.decode()
             lines = f"{script}\nCOMP_WORDS=({EBBTIDE} {tool} --)\nCOMP_CWORD=2\n_ebbtide\necho ${{COMPREPLY[*]}}\n"
             done = subprocess.run(["bash", "-c", lines], env=self.env, capture_output=True, text=True, timeout=60)
@@ -64,7 +64,7 @@ class Stat(EbbtideTest):
 
     def test_the_manual_names_every_tool_and_how_to_call_it(self):
         page = self.command("help", "--man").stdout.decode()
-        for tool in ("stat", "vram", "top"):
+        for tool in ("stat", "vram", "top", "leases", "unlease"):
             self.assertIn(f".SS {tool}\n.B ebbtide {tool}\n", page)
 
 

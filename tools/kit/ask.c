@@ -60,26 +60,42 @@ static int reply_read(struct channel *c, const char *verb, struct kit_reply *r, 
     }
 }
 
-int kit_ask(const struct kit_flags *f, const char *line, struct kit_reply *r, struct error *err)
+int kit_connect(const struct kit_flags *f, struct channel *c, struct error *err)
 {
-    struct channel c;
-    char path[4096], verb[16];
+    char path[4096];
+    int code = client_find(f->control, f->name, path, sizeof path, err);
+    if (code == 0)
+        code = client_connect(c, path, err);
+    if (code != 0)
+        return code == EBB_ENOENT || code == EBB_EBUSY ? STATUS_NO_ENGINE : STATUS_FAILED;
+    return STATUS_DONE;
+}
+
+int kit_ask_over(struct channel *c, const char *line, struct kit_reply *r, struct error *err)
+{
+    char verb[16];
     int code;
     memset(r, 0, sizeof *r);
     (void)snprintf(verb, sizeof verb, "%.*s", (int)strcspn(line, " "), line);
-    code = client_find(f->control, f->name, path, sizeof path, err);
-    if (code == 0)
-        code = client_connect(&c, path, err);
-    if (code != 0)
-        return code == EBB_ENOENT || code == EBB_EBUSY ? STATUS_NO_ENGINE : STATUS_FAILED;
     r->messages = calloc(KIT_LINES_MAX, sizeof r->messages[0]);
     code = r->messages != NULL ? 0 : error_set(err, EBB_ENOMEM, "out of memory for the answer");
     if (code == 0)
-        code = client_ask(&c, line, err);
+        code = client_ask(c, line, err);
     if (code == 0)
-        code = reply_read(&c, verb, r, err);
-    channel_close(&c);
+        code = reply_read(c, strcmp(verb, "UNLEASE") == 0 ? "VRAM" : verb, r, err);
     return code == 0 ? STATUS_DONE : STATUS_FAILED;
+}
+
+int kit_ask(const struct kit_flags *f, const char *line, struct kit_reply *r, struct error *err)
+{
+    struct channel c;
+    memset(r, 0, sizeof *r);
+    int status = kit_connect(f, &c, err);
+    if (status != STATUS_DONE)
+        return status;
+    status = kit_ask_over(&c, line, r, err);
+    channel_close(&c);
+    return status;
 }
 
 void kit_places(const struct kit_flags *f, struct kit_reply *r)

@@ -10,15 +10,25 @@
 #include "protocol/client.h"
 #include "protocol/exit_status.h"
 
-#define KIT_LINES_MAX 128 /* more than an engine has cards */
+#define KIT_LINES_MAX 320 /* more than an engine has cards or leases */
 
 struct kit_flags {
     const char *control, *name; /* borrowed from argv */
     bool json, raw, ledger, help;
     char **bare; /* caller's, argc entries */
     size_t n_bare;
+    char **command; /* in argv, ends with NULL: what stands behind "--"; NULL: no "--" */
 };
-/* Reads the flags every tool has, and --ledger or --raw where `extra` names them. "-1" and "-" are bare: the tool judges them. */
+/* A flag of one tool alone: with a value, or (value NULL) without. A list of them ends with a NULL name. */
+struct kit_option {
+    const char *name;   /* "--for"; "--": a command may follow it */
+    const char **value; /* gets a pointer into argv */
+    bool *is_set;       /* of a flag without value */
+};
+/* Reads the flags every tool has, and the options. "-1" and "-" are bare: the tool judges them. */
+int kit_flags_parse_with(struct kit_flags *f, int argc, char **argv, char **bare,
+                         const struct kit_option *options, struct error *err);
+/* The same with --ledger or --raw as the only option. */
 int kit_flags_parse(struct kit_flags *f, int argc, char **argv, char **bare, const char *extra,
                     struct error *err);
 void kit_flags_help(FILE *out);
@@ -34,6 +44,9 @@ struct kit_reply {
 };
 /* Asks and reads the answer. 0 or the exit status to end with (err says why). Free the reply in any case. */
 int kit_ask(const struct kit_flags *f, const char *line, struct kit_reply *r, struct error *err);
+/* The same over a connection that stays: close the channel where 0 was returned. */
+int kit_connect(const struct kit_flags *f, struct channel *c, struct error *err);
+int kit_ask_over(struct channel *c, const char *line, struct kit_reply *r, struct error *err);
 /* Asks the engine where its cards are, for tables and JSON. What is not told stays unknown. */
 void kit_places(const struct kit_flags *f, struct kit_reply *r);
 /* Warns on stderr of receipts that leave less free than another program needs to attach. */
@@ -47,6 +60,12 @@ struct kit_column {
     bool is_text;            /* to the left; numbers go to the right */
     uint64_t unit;           /* shown in this, with one decimal; 0: as it is */
 };
+/* Receipts as --json or --raw say; else a table on a terminal, the protocol's lines in a pipe. The status to end with:
+ * STATUS_SHORTFALL where a card has less free than was asked for. */
+int kit_receipts_show(const struct kit_flags *f, struct kit_reply *r, struct error *err);
+int kit_shortfall_find(const struct kit_reply *r, bool *is_short, struct error *err);
+/* The argument that names a card, for the tools that take one. */
+int kit_card_check(const char *text, struct error *err);
 void kit_table_print(FILE *out, const struct kit_reply *r, const struct kit_column *columns,
                      size_t n_columns);
 

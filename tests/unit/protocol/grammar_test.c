@@ -82,7 +82,7 @@ static const char *const replies[] = {
     "VRAM-DONE cards=1 freed_mib=4096 shortfall_mib=0",
     "VRAM-DONE cards=1 freed_mib=4096 shortfall_mib=0 lease=comfy",
     "LEASES lease=comfy reserve_mib=12000 device=1 for=599",
-    "LEASES-DONE leases=1",
+    "LEASES-DONE count=1",
     "EVENT lease state=ended lease=comfy reserve_mib=12000 pid=17 why=process",
     "ERR step:1.17 busy no credit: want=2 got=1",
     "HELLO ebbtide-stage protocol=1 version=0.1.0 device=0 kind=cpu name=x uuid=y free_mib=1 "
