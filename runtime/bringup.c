@@ -172,6 +172,8 @@ static void load_send(struct engine *e, struct peer *p)
     if (e->trace_path[0] != '\0' &&
         trace_stage_path(e->trace_path, p->index, part, sizeof part, NULL) == 0)
         line_text(&w, "trace", part, strlen(part));
+    if (s->heat_file != NULL && strcmp(s->heat_file, "none") != 0)
+        line_text(&w, "heat_file", s->heat_file, strlen(s->heat_file));
     line_u64(&w, "epoch", e->epoch);
     int n = line_end(&w);
     p->state = PEER_LOADING;

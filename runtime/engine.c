@@ -402,8 +402,10 @@ static void stages_end(struct engine *e)
         processes[i] = &p->process;
     }
     process_end_all(processes, e->n_peers, QUIT_WAIT_MS, TERM_WAIT_MS);
-    for (uint32_t i = 0; i < e->n_peers; i++)
+    for (uint32_t i = 0; i < e->n_peers; i++) {
+        peer_stderr_drain(e, &e->peers[i]);
         peer_close(e, &e->peers[i]);
+    }
 }
 
 void engine_close(struct engine *e)

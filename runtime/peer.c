@@ -242,6 +242,7 @@ void peer_readable(struct engine *e, struct peer *p)
         peer_exited(e, p);
 }
 
+/* What a stage calls a warning is for the user, not only for who looks for a cause. */
 static void stderr_line(struct engine *e, struct peer *p)
 {
     p->err_line[p->n_err_line] = '\0';
@@ -249,10 +250,11 @@ static void stderr_line(struct engine *e, struct peer *p)
     if (p->err_line[0] == '\0')
         return;
     (void)snprintf(p->words, sizeof p->words, "%.*s", (int)sizeof p->words - 1, p->err_line);
-    engine_log(e, "info", "%s: %s", p->label, p->err_line);
+    bool warns = strncmp(p->err_line, "warning: ", 9) == 0;
+    engine_log(e, warns ? "warn" : "info", "%s: %s", p->label, p->err_line);
 }
 
-void peer_stderr_readable(struct engine *e, struct peer *p)
+bool peer_stderr_readable(struct engine *e, struct peer *p)
 {
     char bytes[1024];
     ssize_t n = read(p->process.fd_err, bytes, sizeof bytes);
@@ -268,6 +270,13 @@ void peer_stderr_readable(struct engine *e, struct peer *p)
         (void)close(p->process.fd_err);
         p->process.fd_err = -1;
     }
+    return n > 0;
+}
+
+void peer_stderr_drain(struct engine *e, struct peer *p)
+{
+    for (int i = 0; i < 64 && p->process.fd_err >= 0 && peer_stderr_readable(e, p); i++)
+        ;
 }
 
 void peer_exited(struct engine *e, struct peer *p)
@@ -288,12 +297,7 @@ void peer_exited(struct engine *e, struct peer *p)
         struct timespec pause = {.tv_nsec = 2000000};
         (void)nanosleep(&pause, NULL);
     }
-    for (int i = 0; i < 64 && p->process.fd_err >= 0; i++) {
-        ssize_t before = (ssize_t)p->n_err_line;
-        peer_stderr_readable(e, p);
-        if ((ssize_t)p->n_err_line == before)
-            break;
-    }
+    peer_stderr_drain(e, p);
     peer_break(p, EBB_EPEER, "its stage %s%s%s", how,
                p->words[0] != '\0' ? "; its last words: " : "", p->words);
 }

@@ -19,7 +19,8 @@ __attribute__((format(printf, 3, 4))) void peer_break(struct peer *p, int code, 
 
 /* Reads and handles what stands in its pipes. */
 void peer_readable(struct engine *e, struct peer *p);
-void peer_stderr_readable(struct engine *e, struct peer *p);
+bool peer_stderr_readable(struct engine *e, struct peer *p); /* whether there was anything */
+void peer_stderr_drain(struct engine *e, struct peer *p);    /* the last words of one that ended */
 /* Its process ended or its pipes did: what it still wrote is read first, then it is broken. */
 void peer_exited(struct engine *e, struct peer *p);
 /* Every turn: one that could not be written to is looked at; one that owes something and is silent

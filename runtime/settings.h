@@ -53,6 +53,7 @@ struct settings {
     char *split;         /* --split 0-3,4-7 | auto */
     uint64_t
         segment_mib; /* --segment-mib, 0 = chosen: 512, or less where a card cannot hold the floor with that */
+    char *heat_file;    /* --heat-file: heat of experts kept from run to run; "none" */
     uint32_t context;   /* --context: positions of one sequence, 0 = the model's, at most 8192 */
     uint32_t parallel;  /* --parallel: sequences at once, 4 */
     uint32_t kv_tokens; /* --kv-tokens: positions of all sequences together, 0 = chosen */

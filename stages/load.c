@@ -8,6 +8,7 @@
 
 #include <inttypes.h>
 #include <string.h>
+#include "stages/heat_file.h"
 
 #define MIB                 (UINT64_C(1) << 20)
 #define LOAD_PIECE_BYTES    (16 * MIB)
@@ -63,6 +64,9 @@ static int read_names(const struct message *m, struct load_settings *l, struct e
     if (link != NULL && strcmp(link, "ipc") != 0 && strcmp(link, "socket") != 0)
         return error_set(err, EBB_EINVAL, "link: ipc or socket wanted, got %.40s", link);
     l->ipc = link != NULL && strcmp(link, "ipc") == 0;
+    rc = optional(message_text(m, "heat_file", l->heat_file, sizeof l->heat_file - 1, &n, err));
+    if (rc != 0)
+        return rc;
     return read_fingerprint(m, &l->fingerprint, err);
 }
 
@@ -251,6 +255,27 @@ static void fill_order(struct stage *s)
                         FILL_ORDER_HEAT * (double)(x->n_experts - e));
 }
 
+/* What was hot before comes first. A file that cannot be used costs a word, not the start. */
+static void heat_load(struct stage *s)
+{
+    struct error err = {0};
+    if (s->load.heat_file[0] == '\0')
+        return;
+    int rc = heat_file_read(s->load.heat_file, &s->experts, &err);
+    if (rc != 0 && rc != EBB_ENOENT)
+        stage_log("warning: card %u: no heat was loaded: %s", s->load.device, err.text);
+}
+
+void load_heat_save(struct stage *s)
+{
+    struct error err = {0};
+    if (s->load.heat_file[0] == '\0' || s->state != STAGE_SERVING || s->experts.cache == NULL ||
+        s->n_steps == 0)
+        return;
+    if (heat_file_write(s->load.heat_file, &s->experts, &err) != 0)
+        stage_log("warning: card %u: heat was not saved: %s", s->load.device, err.text);
+}
+
 /* As much cache as the reserve allows, at least the floor. */
 static int open_cache(struct stage *s, struct error *err)
 {
@@ -293,6 +318,7 @@ static int open_cache(struct stage *s, struct error *err)
         stage_log("card %u: %zu segments for experts, not %zu: %s", s->load.device, reached, wanted,
                   driver.text);
     fill_order(s);
+    heat_load(s);
     return 0;
 }
 

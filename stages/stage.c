@@ -402,6 +402,7 @@ int stage_main(const struct platform *platform, int argc, char **argv)
         loop_once(s);
     if (rc != 0)
         stage_log("%s: %s", platform->program, err.text);
+    load_heat_save(s);
     load_release(s);
     if (s->memory.close != NULL)
         s->memory.close(&s->memory);

@@ -38,6 +38,7 @@ struct load_settings {
     uint64_t reserve_mib, segment_mib, kv_tokens, host_mib;
     uint32_t context, n_sequences, chunk, n_threads, epoch;
     char kernels[16];
+    char heat_file[4096]; /* "": none */
     enum kv_type kv;
     bool ipc; /* link=ipc */
     struct pin pin;
@@ -183,8 +184,9 @@ void stage_fail(struct stage *s, const struct error *err);
 /* load.c */
 void load_command(struct stage *s, const struct message *m);
 void load_go(struct stage *s);
-void load_release(struct stage *s); /* to STAGE_EMPTY, whatever there is */
-void load_advance(struct stage *s); /* in STAGE_LOADING: the next pieces */
+void load_release(struct stage *s);   /* to STAGE_EMPTY, whatever there is */
+void load_heat_save(struct stage *s); /* at the end of a stage that served */
+void load_advance(struct stage *s);   /* in STAGE_LOADING: the next pieces */
 
 /* links.c */
 void link_command(struct stage *s, const struct message *m,

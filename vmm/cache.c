@@ -183,17 +183,28 @@ size_t cache_slot_of(const struct cache *c, struct cache_key key)
     return slot == CACHE_NONE || c->state[slot] != CACHE_SLOT_RESIDENT ? CACHE_NO_SLOT : slot;
 }
 
-void cache_touch(struct cache *c, struct cache_key key, double weight)
+static void heat_rose(struct cache *c, uint32_t number, bool was_rescaled)
 {
-    uint32_t number = key_number(c, key);
-    if (number == CACHE_NONE)
-        return;
-    if (heat_touch(&c->heat, number, weight))
+    if (was_rescaled)
         cache_orders_rebuild(c);
     else if (c->slot_of_key[number] == CACHE_NONE)
         heat_order_risen(&c->absent, number);
     else if (c->state[c->slot_of_key[number]] == CACHE_SLOT_RESIDENT)
         heat_order_risen(&c->resident, number);
+}
+
+void cache_touch(struct cache *c, struct cache_key key, double weight)
+{
+    uint32_t number = key_number(c, key);
+    if (number != CACHE_NONE)
+        heat_rose(c, number, heat_touch(&c->heat, number, weight));
+}
+
+void cache_warm(struct cache *c, struct cache_key key, double heat)
+{
+    uint32_t number = key_number(c, key);
+    if (number != CACHE_NONE)
+        heat_rose(c, number, heat_add(&c->heat, number, heat));
 }
 
 double cache_heat(const struct cache *c, struct cache_key key)

@@ -64,6 +64,8 @@ void *cache_slot_address(const struct cache *c, size_t slot);
 size_t cache_slot_of(const struct cache *c, struct cache_key key);
 
 void cache_touch(struct cache *c, struct cache_key key, double weight);
+/* Heat known from before, as of now: nothing else decays. */
+void cache_warm(struct cache *c, struct cache_key key, double heat);
 double cache_heat(const struct cache *c, struct cache_key key); /* decayed to now */
 
 /* The hottest key without a slot and the coldest one with, for promotion. false: there is none. */

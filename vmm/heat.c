@@ -47,11 +47,10 @@ void heat_close(struct heat *h)
     *h = (struct heat){0};
 }
 
-bool heat_touch(struct heat *h, uint32_t key, double weight)
+bool heat_add(struct heat *h, uint32_t key, double weight)
 {
     if (!(weight > 0.0))
         return false;
-    h->scale *= h->growth;
     h->value[key] += (weight < WEIGHT_MAX ? weight : WEIGHT_MAX) * h->scale;
     if (h->scale < SCALE_MAX)
         return false;
@@ -59,6 +58,14 @@ bool heat_touch(struct heat *h, uint32_t key, double weight)
         h->value[i] *= SCALE_DOWN;
     h->scale *= SCALE_DOWN;
     return true;
+}
+
+bool heat_touch(struct heat *h, uint32_t key, double weight)
+{
+    if (!(weight > 0.0))
+        return false;
+    h->scale *= h->growth;
+    return heat_add(h, key, weight);
 }
 
 double heat_now(const struct heat *h, uint32_t key)

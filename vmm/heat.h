@@ -32,6 +32,8 @@ void heat_close(struct heat *h);
 /* Weights that are not above zero change nothing. True: values were rescaled, so very cold ones may
  * now be ties and every order made from them must be rebuilt. */
 bool heat_touch(struct heat *h, uint32_t key, double weight);
+/* Adds heat as of now without letting any other decay: what is known from before. True: as heat_touch. */
+bool heat_add(struct heat *h, uint32_t key, double weight);
 double heat_now(const struct heat *h, uint32_t key);
 
 static inline bool heat_is_hotter(const struct heat *h, uint32_t a, uint32_t b)

@@ -203,6 +203,50 @@ Test(shrink, keeps_exactly_the_hottest_of_recorded_texts)
     json_decref(trace);
 }
 
+/* A cache that holds everything, at many moments of a text: down to k segments, any k, stay the k * slots hottest of all. */
+static void replay_whole(const json_t *text)
+{
+    const json_t *layers = json_object_get(text, "experts");
+    size_t n_layers = json_array_size(layers),
+           n_tokens = json_array_size(json_array_get(layers, 0));
+    static struct model_key keys[N_KEYS_MAX];
+    struct cache_shrink_plan plan;
+    open_cache(4, 32, n_layers, 16, 768);
+    bench_grow(&bench, 32);
+    for (size_t i = 0; i < 128; i++)
+        cr_assert_neq(bench_fill(&bench, key_at(&settings, i)), CACHE_NO_SLOT);
+    for (size_t token = 0; token < n_tokens; token++) {
+        for (size_t layer = 0; layer < n_layers; layer++) {
+            const json_t *experts = json_array_get(json_array_get(layers, layer), token);
+            for (size_t i = 0; i < json_array_size(experts); i++)
+                cache_touch(bench.cache,
+                            (struct cache_key){(uint32_t)layer, (uint32_t)json_integer_value(
+                                                                    json_array_get(experts, i))},
+                            1.0);
+        }
+        for (size_t k = 0; token % 100 == 99 && k <= 32; k++) {
+            cr_assert_eq(model_of(keys), 128);
+            cr_assert_eq(cache_shrink_begin(bench.cache, k, &plan, &bench.err), 0);
+            cr_assert_eq(plan.n_evicted, 128 - 4 * k);
+            for (size_t i = 0; i < 128; i++)
+                cr_assert_eq(is_evicted(&plan, keys[i].key), i >= 4 * k, "the %zu-th hottest", i);
+            cache_shrink_cancel(bench.cache);
+        }
+    }
+    bench_close(&bench);
+}
+
+Test(shrink, of_a_whole_cache_keeps_exactly_the_hottest_of_all)
+{
+    json_error_t error;
+    json_t *trace = json_load_file(EBBTIDE_TEST_DATA "/routing.json", 0, &error);
+    cr_assert_not_null(trace, "%s", error.text);
+    const char *name;
+    json_t *text;
+    json_object_foreach(trace, name, text) replay_whole(text);
+    json_decref(trace);
+}
+
 Test(shrink, leaves_with_empty_segments_and_cold_slots_first)
 {
     struct cache_shrink_plan plan;

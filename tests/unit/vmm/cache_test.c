@@ -44,6 +44,27 @@ Test(cache, slots_never_straddle_segments)
     }
 }
 
+Test(cache, warming_adds_heat_and_lets_none_decay)
+{
+    struct cache_key a = {0, 3}, b = {1, 5}, key;
+    open_small(1, 1);
+    cache_touch(bench.cache, a, 4.0);
+    for (uint32_t i = 0; i < 8; i++)
+        cache_warm(bench.cache, (struct cache_key){1, i}, 2.0 + i);
+    cr_assert_float_eq(cache_heat(bench.cache, a), 4.0, 1e-12);
+    cr_assert_float_eq(cache_heat(bench.cache, b), 7.0, 1e-12);
+    cr_assert(cache_hottest_absent(bench.cache, &key));
+    cr_assert(key.group == 1 && key.index == 7);
+    cache_warm(bench.cache, a, 6.0);
+    cache_warm(bench.cache, b, 0.0);
+    cache_warm(bench.cache, b, -3.0);
+    cache_warm(bench.cache, (struct cache_key){2, 0}, 1.0);
+    cr_assert_float_eq(cache_heat(bench.cache, b), 7.0, 1e-12);
+    cr_assert(cache_hottest_absent(bench.cache, &key));
+    cr_assert(key.group == 0 && key.index == 3);
+    bench_close(&bench);
+}
+
 Test(cache, addresses_are_stable_over_shrink_and_grow)
 {
     void *before[12];
