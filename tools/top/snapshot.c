@@ -38,6 +38,7 @@ const struct snapshot_key snapshot_keys[SNAPSHOT_NUMBERS] = {
     [LEDGER_LINK] = {"LEDGER", "link"},
     [LEDGER_BLAS] = {"LEDGER", "blas"},
     [LEDGER_CONTEXT] = {"LEDGER", "context"},
+    [LEDGER_HOST_REGISTERED] = {"LEDGER", "host_registered"},
 };
 
 int64_t snapshot_number(const struct snapshot_card *card, enum snapshot_number which)

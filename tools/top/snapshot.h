@@ -49,6 +49,7 @@ enum snapshot_number {
     LEDGER_LINK,
     LEDGER_BLAS,
     LEDGER_CONTEXT,
+    LEDGER_HOST_REGISTERED, /* of the host, not of the card */
     SNAPSHOT_NUMBERS,
 };
 

@@ -206,6 +206,9 @@ static void draw_memory(struct canvas *c, const struct snapshot_card *card)
                        regions[i].name, mib(bytes[i], text));
         }
     }
+    if (or_zero(card, LEDGER_HOST_REGISTERED) > 0)
+        put_figure(c, &line, STYLE_PLAIN, "host %s",
+                   mib(or_zero(card, LEDGER_HOST_REGISTERED), text));
     if (card->is_known[STAT_RESERVE_MIB]) {
         int64_t reserve = card->numbers[STAT_RESERVE_MIB], base = or_zero(card, STAT_BASE_MIB);
         bool is_short = snapshot_number(card, STAT_FREE_MIB) < reserve;
