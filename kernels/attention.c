@@ -3,23 +3,53 @@
  * The arithmetic is in attention_{reference,avx2,float}.c. One item is one row and one KV head with all query heads
  * that share it; items are independent. How many items make a piece follows from the positions, which are read when
  * the work runs; the cut never shows in the bits. Inert rows are skipped: no KV and no output is touched.
- * Refuses (EBB_EUNSUPPORTED): heads over HEAD_DIM_MAX, query heads that are no multiple of the KV heads.
+ * Refuses (EBB_EUNSUPPORTED): heads over HEAD_DIM_MAX, query heads that are no multiple of the KV heads, KV_Q8_0 of heads that
+ * are no multiple of 32.
  */
 #include <string.h>
 #include "kernels/attention.h"
 #include "kernels/ops_cpu.h"
 #include "kernels/rows.h"
 
+#define QUANTS_AT_ONCE 256 /* values */
+
 struct kv_store_job {
     struct kv_store_args args;
     const struct row_ops *ops;
 };
 
+/* n values of token t as quants and scales. */
+static void quants_store(const struct row_ops *ops, char *block, size_t t, const float *from,
+                         size_t n)
+{
+    int8_t *q = (int8_t *)block + t * n;
+    uint16_t *scales = (uint16_t *)(void *)(block + KV_BLOCK_TOKENS * n) + t * (n / KV_QUANTS);
+    for (size_t i = 0; i < n; i += QUANTS_AT_ONCE) {
+        float d[QUANTS_AT_ONCE / KV_QUANTS], sx[QUANTS_AT_ONCE / KV_QUANTS];
+        int16_t sum16[QUANTS_AT_ONCE / 16];
+        size_t blocks = (n - i < QUANTS_AT_ONCE ? n - i : QUANTS_AT_ONCE) / KV_QUANTS;
+        ops->tiles->quantize(from + i, blocks, (struct activation){q + i, d, sx, sum16});
+        ops->halves_store(scales + i / KV_QUANTS, d, blocks);
+    }
+}
+
+/* n values of token t to the keys or values of a block. */
+static void token_store(const struct kv_store_job *job, char *block, size_t t, const float *from,
+                        size_t n)
+{
+    switch (job->args.kv.type) {
+    case KV_F16: job->ops->halves_store((uint16_t *)(void *)block + t * n, from, n); break;
+    case KV_F32: memcpy(block + t * n * sizeof(float), from, n * sizeof(float)); break;
+    case KV_Q8_0: quants_store(job->ops, block, t, from, n); break;
+    }
+}
+
 static void kv_store_range(void *ctx, size_t first, size_t last)
 {
     const struct kv_store_job *job = ctx;
     const struct kv_view *kv = &job->args.kv;
-    size_t n = kv->n_kv_heads * kv->head_dim, bytes = kv_value_bytes(kv->type);
+    size_t n = kv->n_kv_heads * kv->head_dim;
+    size_t half = kv_values_bytes(kv->type, KV_BLOCK_TOKENS * n);
     for (size_t r = first; r < last; r++) {
         if (kv->positions[r] < 0)
             continue;
@@ -27,15 +57,8 @@ static void kv_store_range(void *ctx, size_t first, size_t last)
         const int32_t *table = kv->tables + (size_t)kv->row_sequence[r] * kv->table_stride;
         char *block =
             (char *)kv->base + (size_t)table[position / KV_BLOCK_TOKENS] * kv->block_stride;
-        char *k = block + position % KV_BLOCK_TOKENS * n * bytes,
-             *v = k + KV_BLOCK_TOKENS * n * bytes;
-        if (kv->type == KV_F16) {
-            job->ops->halves_store((uint16_t *)k, job->args.k + r * n, n);
-            job->ops->halves_store((uint16_t *)v, job->args.v + r * n, n);
-        } else {
-            memcpy(k, job->args.k + r * n, n * bytes);
-            memcpy(v, job->args.v + r * n, n * bytes);
-        }
+        token_store(job, block, position % KV_BLOCK_TOKENS, job->args.k + r * n, n);
+        token_store(job, block + half, position % KV_BLOCK_TOKENS, job->args.v + r * n, n);
     }
 }
 
@@ -49,7 +72,8 @@ static void kv_store_run(const void *args, struct exec_cpu_worker *w)
 static bool kv_computable(const struct kv_view *kv)
 {
     return kv->n_kv_heads > 0 && kv->head_dim > 0 && kv->head_dim <= HEAD_DIM_MAX &&
-           (kv->type == KV_F16 || kv->type == KV_F32);
+           (kv->type == KV_F16 || kv->type == KV_F32 ||
+            (kv->type == KV_Q8_0 && kv->head_dim % KV_QUANTS == 0));
 }
 
 static int kv_store_push(const struct kv_store_args *args, const struct row_ops *ops,

@@ -3,11 +3,10 @@
  * Query heads that share a KV head go together, four, two or one at a time, so a key or value is loaded and widened
  * once for all of them. Scores: two registers of lanes per head. Values: a slice of dimensions stays in eight
  * registers over all tokens of the partition, so each dimension's chain runs in ascending order as it must.
- * n_q, n_v and half are constants at every call: the inner loops unroll.
+ * n_q, n_v and type are constants at every call: the inner loops unroll.
  * Stack only; owns nothing; any thread.
  */
 #include "kernels/attention.h"
-#include "kernels/blocks.h"
 #include "kernels/expf_avx2.h"
 #include "kernels/reduce_avx2.h"
 #include "kernels/rows.h"
@@ -25,26 +24,36 @@ struct queries {
     struct attention_state state[QUERIES];
 };
 
-INLINE __m256 widen8(const char *row, size_t d, bool half)
+/* Values d .. d + 7 of a key or value; of KV_Q8_0 d is a multiple of 8, so they have one scale. */
+INLINE __m256 widen8(struct kv_row row, size_t d, enum kv_type type)
 {
-    if (half)
-        return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)((const uint16_t *)row + d)));
-    return _mm256_loadu_ps((const float *)row + d);
+    if (type == KV_F32)
+        return _mm256_loadu_ps((const float *)(const void *)row.values + d);
+    if (type == KV_F16)
+        return _mm256_cvtph_ps(_mm_loadu_si128(
+            (const __m128i *)(const void *)((const uint16_t *)(const void *)row.values + d)));
+    __m256i q =
+        _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(row.values + d)));
+    return _mm256_mul_ps(_mm256_set1_ps(_cvtsh_ss(row.scales[d / KV_QUANTS])),
+                         _mm256_cvtepi32_ps(q));
 }
 
-INLINE float widen1(const char *row, size_t d, bool half)
+/* Of heads that are no multiple of 8, which KV_Q8_0 has not. */
+INLINE float widen1(struct kv_row row, size_t d, enum kv_type type)
 {
-    return half ? half_to_float(((const uint16_t *)row)[d]) : ((const float *)row)[d];
+    return type == KV_F16 ? half_to_float(((const uint16_t *)(const void *)row.values)[d])
+                          : ((const float *)(const void *)row.values)[d];
 }
 
-INLINE void token_scores(struct queries *s, const char *key, size_t t, size_t n_q, bool half)
+INLINE void token_scores(struct queries *s, struct kv_row key, size_t t, size_t n_q,
+                         enum kv_type type)
 {
     size_t n = s->head_dim, d = 0;
     __m256 lo[QUERIES], hi[QUERIES];
     for (size_t i = 0; i < n_q; i++)
         lo[i] = hi[i] = _mm256_setzero_ps();
     for (; d + REDUCE_LANES <= n; d += REDUCE_LANES) {
-        __m256 k_lo = widen8(key, d, half), k_hi = widen8(key, d + 8, half);
+        __m256 k_lo = widen8(key, d, type), k_hi = widen8(key, d + 8, type);
         for (size_t i = 0; i < n_q; i++) {
             lo[i] = _mm256_fmadd_ps(_mm256_loadu_ps(s->q + i * n + d), k_lo, lo[i]);
             hi[i] = _mm256_fmadd_ps(_mm256_loadu_ps(s->q + i * n + d + 8), k_hi, hi[i]);
@@ -66,24 +75,24 @@ INLINE void token_scores(struct queries *s, const char *key, size_t t, size_t n_
         _mm256_storeu_ps(lanes, lo[i]);
         _mm256_storeu_ps(lanes + 8, hi[i]);
         for (size_t lane = 0; d + lane < n; lane++)
-            lanes[lane] = fmaf(s->q[i * n + d + lane], widen1(key, d + lane, half), lanes[lane]);
+            lanes[lane] = fmaf(s->q[i * n + d + lane], widen1(key, d + lane, type), lanes[lane]);
         s->e[i][t] = reduce_join(lanes) * s->scale;
     }
 }
 
 /* Dimensions [d, d + 8 * n_v) of every query's part. */
 INLINE void slice_values(struct queries *s, const struct kv_partition *p, size_t d, size_t n_q,
-                         size_t n_v, bool half)
+                         size_t n_v, enum kv_type type)
 {
     __m256 acc[8];
     for (size_t i = 0; i < n_q * n_v; i++)
         acc[i] = _mm256_setzero_ps();
     for (size_t first = 0; first < p->n_tokens; first += KV_BLOCK_TOKENS) {
         size_t left = p->n_tokens - first, n = left < KV_BLOCK_TOKENS ? left : KV_BLOCK_TOKENS;
-        const char *v = p->v[first / KV_BLOCK_TOKENS];
-        for (size_t t = 0; t < n; t++, v += p->token_bytes)
+        struct kv_row v = kv_value(p, first);
+        for (size_t t = 0; t < n; t++, v.values += p->token_bytes, v.scales += p->token_scales)
             for (size_t j = 0; j < n_v; j++) {
-                __m256 wide = widen8(v, d + 8 * j, half);
+                __m256 wide = widen8(v, d + 8 * j, type);
                 for (size_t i = 0; i < n_q; i++)
                     acc[i * n_v + j] = _mm256_fmadd_ps(_mm256_broadcast_ss(&s->e[i][first + t]),
                                                        wide, acc[i * n_v + j]);
@@ -95,15 +104,13 @@ INLINE void slice_values(struct queries *s, const struct kv_partition *p, size_t
 }
 
 static void tail_values(struct queries *s, const struct kv_partition *p, size_t d, size_t n_q,
-                        bool half)
+                        enum kv_type type)
 {
     for (; d < s->head_dim; d++)
         for (size_t i = 0; i < n_q; i++) {
             float acc = 0;
-            for (size_t t = 0; t < p->n_tokens; t++) {
-                const char *v = p->v[t / KV_BLOCK_TOKENS] + t % KV_BLOCK_TOKENS * p->token_bytes;
-                acc = fmaf(s->e[i][t], widen1(v, d, half), acc);
-            }
+            for (size_t t = 0; t < p->n_tokens; t++)
+                acc = fmaf(s->e[i][t], widen1(kv_value(p, t), d, type), acc);
             s->part[i][d] = acc;
         }
 }
@@ -128,27 +135,27 @@ static float exponentials(float *e, size_t n)
     return max;
 }
 
-INLINE void partition_attend(struct queries *s, const struct kv_partition *p, size_t n_q, bool half)
+INLINE void partition_attend(struct queries *s, const struct kv_partition *p, size_t n_q,
+                             enum kv_type type)
 {
     float max[QUERIES];
     size_t d = 0;
     for (size_t t = 0; t < p->n_tokens; t++)
-        token_scores(s, p->k[t / KV_BLOCK_TOKENS] + t % KV_BLOCK_TOKENS * p->token_bytes, t, n_q,
-                     half);
+        token_scores(s, kv_key(p, t), t, n_q, type);
     for (size_t i = 0; i < n_q; i++)
         max[i] = exponentials(s->e[i], p->n_tokens);
     for (; d + 64 / n_q <= s->head_dim; d += 64 / n_q)
-        slice_values(s, p, d, n_q, 8 / n_q, half);
+        slice_values(s, p, d, n_q, 8 / n_q, type);
     for (; d + 8 <= s->head_dim; d += 8)
-        slice_values(s, p, d, n_q, 1, half);
-    tail_values(s, p, d, n_q, half);
+        slice_values(s, p, d, n_q, 1, type);
+    tail_values(s, p, d, n_q, type);
     for (size_t i = 0; i < n_q; i++)
         attention_merge(&s->state[i], s->out[i], s->part[i], s->head_dim, max[i],
                         reduce_sum8(s->e[i], p->n_tokens));
 }
 
 INLINE void heads_attend(const struct attention_args *a, size_t row, size_t head, size_t n_q,
-                         bool half)
+                         enum kv_type type)
 {
     size_t head_dim = a->kv.head_dim, position = (size_t)a->kv.positions[row];
     size_t kv_head = head / (a->n_heads / a->kv.n_kv_heads),
@@ -163,7 +170,7 @@ INLINE void heads_attend(const struct attention_args *a, size_t row, size_t head
     }
     for (size_t first = 0; first <= position; first += KV_PARTITION_TOKENS) {
         struct kv_partition p = kv_partition_at(&a->kv, row, kv_head, first, position);
-        partition_attend(&s, &p, n_q, half);
+        partition_attend(&s, &p, n_q, type);
     }
     for (size_t i = 0; i < n_q; i++) {
         float inverse = 1.0f / s.state[i].sum, *to = a->out + at + i * head_dim;
@@ -172,21 +179,24 @@ INLINE void heads_attend(const struct attention_args *a, size_t row, size_t head
     }
 }
 
-INLINE void group_attend(const struct attention_args *a, size_t row, size_t kv_head, bool half)
+INLINE void group_attend(const struct attention_args *a, size_t row, size_t kv_head,
+                         enum kv_type type)
 {
     size_t group = a->n_heads / a->kv.n_kv_heads, head = kv_head * group, end = head + group;
     for (; head + 4 <= end; head += 4)
-        heads_attend(a, row, head, 4, half);
+        heads_attend(a, row, head, 4, type);
     for (; head + 2 <= end; head += 2)
-        heads_attend(a, row, head, 2, half);
+        heads_attend(a, row, head, 2, type);
     for (; head < end; head++)
-        heads_attend(a, row, head, 1, half);
+        heads_attend(a, row, head, 1, type);
 }
 
 void attend_avx2(const struct attention_args *a, size_t row, size_t kv_head)
 {
     if (a->kv.type == KV_F16)
-        group_attend(a, row, kv_head, true);
+        group_attend(a, row, kv_head, KV_F16);
+    else if (a->kv.type == KV_F32)
+        group_attend(a, row, kv_head, KV_F32);
     else
-        group_attend(a, row, kv_head, false);
+        group_attend(a, row, kv_head, KV_Q8_0);
 }

@@ -3,7 +3,6 @@
  * Keys and values are widened once for up to four query heads that share them. Stack only; owns nothing; any thread.
  */
 #include "kernels/attention.h"
-#include "kernels/blocks.h"
 #include "kernels/rows.h"
 #include "kernels/sum_float.h"
 
@@ -13,15 +12,6 @@ struct heads {
     double max[HEADS], sum[HEADS], out[HEADS][HEAD_DIM_MAX];
     size_t n;
 };
-
-static void row_widen(float *to, const char *from, size_t n, enum kv_type type)
-{
-    if (type == KV_F16)
-        for (size_t d = 0; d < n; d++)
-            to[d] = half_to_float(((const uint16_t *)from)[d]);
-    else
-        memcpy(to, from, n * sizeof *to);
-}
 
 static void partition_attend(const struct attention_args *a, const struct kv_partition *p,
                              const float *q, struct heads *h)
@@ -33,8 +23,7 @@ static void partition_attend(const struct attention_args *a, const struct kv_par
     for (size_t i = 0; i < h->n; i++)
         max[i] = h->max[i];
     for (size_t t = 0; t < p->n_tokens; t++) {
-        size_t b = t / KV_BLOCK_TOKENS, at = t % KV_BLOCK_TOKENS * p->token_bytes;
-        row_widen(wide, p->k[b] + at, head_dim, a->kv.type);
+        kv_row_widen(wide, kv_key(p, t), head_dim, a->kv.type);
         for (size_t i = 0; i < h->n; i++) {
             score[i][t] = sum_float_dot(q + i * head_dim, wide, head_dim) * (double)a->scale;
             max[i] = score[i][t] > max[i] ? score[i][t] : max[i];
@@ -48,8 +37,7 @@ static void partition_attend(const struct attention_args *a, const struct kv_par
             h->out[i][d] *= rescale;
     }
     for (size_t t = 0; t < p->n_tokens; t++) {
-        size_t b = t / KV_BLOCK_TOKENS, at = t % KV_BLOCK_TOKENS * p->token_bytes;
-        row_widen(wide, p->v[b] + at, head_dim, a->kv.type);
+        kv_row_widen(wide, kv_value(p, t), head_dim, a->kv.type);
         for (size_t i = 0; i < h->n; i++) {
             double e = exp(score[i][t] - max[i]);
             h->sum[i] += e;

@@ -3,21 +3,8 @@
  * Everything lives on the stack, bounded by HEAD_DIM_MAX and KV_PARTITION_TOKENS. Owns nothing, any thread.
  */
 #include "kernels/attention.h"
-#include "kernels/blocks.h"
 #include "kernels/reduce.h"
 #include "kernels/rows.h"
-
-static void row_widen(float *to, const char *from, size_t n, enum kv_type type)
-{
-    for (size_t d = 0; d < n; d++)
-        to[d] =
-            type == KV_F16 ? half_to_float(((const uint16_t *)from)[d]) : ((const float *)from)[d];
-}
-
-static const char *token_at(const char *const blocks[], const struct kv_partition *p, size_t t)
-{
-    return blocks[t / KV_BLOCK_TOKENS] + t % KV_BLOCK_TOKENS * p->token_bytes;
-}
 
 static void partition_attend(const struct attention_args *a, const struct kv_partition *p,
                              const float *q, struct attention_state *state, float *out)
@@ -26,13 +13,13 @@ static void partition_attend(const struct attention_args *a, const struct kv_par
     float e[KV_PARTITION_TOKENS], part[HEAD_DIM_MAX] = {0}, wide[HEAD_DIM_MAX], max = -INFINITY;
 
     for (size_t t = 0; t < p->n_tokens; t++) {
-        row_widen(wide, token_at(p->k, p, t), head_dim, a->kv.type);
+        kv_row_widen(wide, kv_key(p, t), head_dim, a->kv.type);
         e[t] = reduce_dot(q, wide, head_dim) * a->scale;
         max = e[t] > max ? e[t] : max;
     }
     for (size_t t = 0; t < p->n_tokens; t++) {
         e[t] = ebb_expf(e[t] - max);
-        row_widen(wide, token_at(p->v, p, t), head_dim, a->kv.type);
+        kv_row_widen(wide, kv_value(p, t), head_dim, a->kv.type);
         for (size_t d = 0; d < head_dim; d++)
             part[d] = fmaf(e[t], wide[d], part[d]);
     }

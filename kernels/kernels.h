@@ -29,7 +29,19 @@ extern "C" {
 #define EXPERTS_USED_MAX    16  /* most experts one token is routed to */
 #define HEAD_DIM_MAX        256
 
-enum kv_type { KV_F16 = 0, KV_F32 = 1 };
+/* How keys and values are stored. KV_Q8_0: blocks of 32 values along head_dim, each an fp16 scale d = amax / 127 (rounded to
+ * nearest even) and 32 int8 quants, made by the rule of activations (NUMERICS rule 1, activation.h); a value is d * q, which fp32
+ * holds exactly. head_dim must be a multiple of 32. */
+enum kv_type { KV_F16 = 0, KV_F32 = 1, KV_Q8_0 = 2 };
+#define KV_QUANTS 32 /* values of one scale */
+
+/* Bytes of n values; of KV_Q8_0 n is a multiple of KV_QUANTS. */
+static inline size_t kv_values_bytes(enum kv_type type, size_t n)
+{
+    if (type == KV_Q8_0)
+        return n + n / KV_QUANTS * sizeof(uint16_t);
+    return n * (type == KV_F16 ? sizeof(uint16_t) : sizeof(float));
+}
 
 /* Where an expert's three matrices are now: in a cache slot, or in the mapped model file (a miss). */
 struct expert_address {
@@ -100,7 +112,9 @@ struct head_rope_args {
 struct kv_view {
     void *base;          /* block b at base + b * block_stride */
     size_t block_stride; /* bytes from a block to the next of the same layer */
-    enum kv_type type;   /* a block: K [KV_BLOCK_TOKENS][n_kv_heads][head_dim], then V alike */
+    /* A block: K [KV_BLOCK_TOKENS][n_kv_heads][head_dim], then V alike. KV_Q8_0: K's quants, so shaped, then its scales
+     * [KV_BLOCK_TOKENS][n_kv_heads][head_dim / 32], then V alike: 34 bytes together would leave no quants aligned. */
+    enum kv_type type;
     size_t n_kv_heads, head_dim;
     const int32_t
         *tables; /* [n_sequences][table_stride]: block numbers by position / KV_BLOCK_TOKENS */

@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "kernels/kernels.h"
+#include "kernels/tile.h"
 
 struct row_ops {
     /* y[i] = (x[i] * (1 / sqrt(sum x^2 / n + eps))) * weight[i]; y may be x. */
@@ -17,6 +18,7 @@ struct row_ops {
     void (*rotate)(float *x, const float *angles, size_t n_half, bool halves);
     /* n fp32 values to half floats, to nearest even, as the F16C instruction does. */
     void (*halves_store)(uint16_t *to, const float *from, size_t n);
+    const struct tile_ops *tiles; /* whose quantize makes the quants of KV_Q8_0 */
     /* One row's attention for all query heads of one KV head; the row is not inert. */
     void (*attend)(const struct attention_args *a, size_t row, size_t kv_head);
     /* x[i] = ebb_expf(x[i]) in place; the same bits in all sets. */

@@ -70,6 +70,7 @@ const struct row_ops rows_avx2 = {
     .rmsnorm = rmsnorm_row,
     .rotate = rotate_pairs,
     .halves_store = halves_store,
+    .tiles = &tile_ops_avx2,
     .attend = attend_avx2,
     .exponentials = exponentials,
     .softmax = softmax_row,

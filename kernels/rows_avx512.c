@@ -71,6 +71,7 @@ const struct row_ops rows_avx512 = {
     .rmsnorm = rmsnorm_row,
     .rotate = rotate_pairs,
     .halves_store = halves_store,
+    .tiles = &tile_ops_avx512,
     .attend = attend_avx512,
     .exponentials = exponentials,
     .softmax = softmax_row,

@@ -94,6 +94,7 @@ const struct row_ops rows_float = {
     .rmsnorm = rmsnorm_row,
     .rotate = rotate_head,
     .halves_store = halves_store,
+    .tiles = &tile_ops_reference,
     .attend = attend_float,
     .exponentials = exponentials,
     .softmax = softmax_row,

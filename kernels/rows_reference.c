@@ -51,6 +51,7 @@ const struct row_ops rows_reference = {
     .rmsnorm = rmsnorm_row,
     .rotate = rotate_pairs,
     .halves_store = halves_store,
+    .tiles = &tile_ops_reference,
     .attend = attend_reference,
     .exponentials = exponentials,
     .softmax = softmax_row,

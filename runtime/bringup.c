@@ -168,7 +168,7 @@ static void load_send(struct engine *e, struct peer *p)
         line_u64(&w, "threads", s->threads);
     pin_add(s, p->card, &w);
     line_key(&w, "kernels", s->kernels != NULL ? s->kernels : "auto");
-    line_key(&w, "kv", e->sizes.kv_is_f32 ? "f32" : "f16");
+    line_key(&w, "kv", e->sizes.kv);
     if (e->trace_path[0] != '\0' &&
         trace_stage_path(e->trace_path, p->index, part, sizeof part, NULL) == 0)
         line_text(&w, "trace", part, strlen(part));

@@ -93,13 +93,13 @@ static uint64_t link_bytes(const struct model_geometry *g, const struct sizes *z
 }
 
 static void layer_fill(struct planner_layer *out, const struct model *m, uint32_t index,
-                       uint64_t kv_positions, bool kv_is_f32)
+                       uint64_t kv_positions, const struct sizes *z)
 {
     const struct model_layer *l = &m->layers[index];
     const struct tensor_view *experts[] = {&l->gate_exps, &l->up_exps, &l->down_exps};
     *out = (struct planner_layer){.dense_bytes = sizing_layer_bytes(m, index)};
-    out->kv_bytes =
-        kv_positions * 2 * m->geometry.n_kv_heads * m->geometry.head_dim * (kv_is_f32 ? 4 : 2);
+    out->kv_bytes = kv_positions * 2 *
+                    sizing_kv_bytes(z, (uint64_t)m->geometry.n_kv_heads * m->geometry.head_dim);
     for (size_t i = 0; l->router.data != NULL && i < 3; i++) {
         uint64_t bytes = experts[i]->bytes / larger(m->geometry.n_experts, 1);
         out->expert_bytes += bytes;
@@ -121,7 +121,7 @@ int plan_input_open(struct plan_input *in, const struct model *m, const struct s
         return error_set(err, EBB_ENOMEM, "no memory to plan %" PRIu32 " layers", g->n_layers);
     }
     for (uint32_t l = 0; l < g->n_layers; l++)
-        layer_fill(&in->layers[l], m, l, positions, z->kv_is_f32);
+        layer_fill(&in->layers[l], m, l, positions, z);
     planner_mass_fill(in->mass, g->n_experts, ROUTING_SKEW);
     uint64_t head = align(m->output.bytes, BLOB_ALIGN);
     in->model = (struct planner_model){

@@ -61,7 +61,7 @@ struct settings {
     uint32_t threads;   /* --threads: of a CPU card, 0 = as many as processors that it may use */
     char *pin;     /* --pin none|cores|numa|LIST: the processors of CPU cards (protocol/pin.h) */
     char *kernels; /* --kernels auto|avx512|avx2|reference|float */
-    char *kv;      /* --kv f16|f32 (float kernels: f32) */
+    char *kv;      /* --kv f16|q8_0|f32 (float kernels: f32) */
     char *launch;  /* --launch TEMPLATE: how a stage is started; {stage} {host} {card}; "{stage}" */
     char *name;    /* --name: of the control socket; default "ebbtide-<pid>" */
     char *control; /* --control PATH: of the control socket; "none" = no socket; default by name */

@@ -179,8 +179,9 @@ const struct setting settings_table[] = {
      .offset = AT(kv),
      .value_name = "TYPE",
      .default_value = "f16",
-     .choices = "f16|f32",
-     .help = "numbers of the KV cache; where not given, the float kernels take f32"},
+     .choices = "f16|q8_0|f32",
+     .help =
+         "numbers of the KV cache; q8_0: half of f16; where not given, the float kernels take f32"},
     {.key = "launch",
      .group = "engine",
      .type = SETTING_TEXT,

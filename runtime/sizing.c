@@ -74,12 +74,30 @@ static uint64_t slot_mib(const struct model *m)
     return (most + MIB - 1) / MIB;
 }
 
+/* q8_0: a byte a value and a half float to 32 of them. */
+uint64_t sizing_kv_bytes(const struct sizes *z, uint64_t n_values)
+{
+    if (strcmp(z->kv, "q8_0") == 0)
+        return n_values + n_values / 32 * 2;
+    return n_values * (strcmp(z->kv, "f32") == 0 ? 4 : 2);
+}
+
+static const char *kv_name(const struct settings *s)
+{
+    bool is_float = s->kernels != NULL && strcmp(s->kernels, "float") == 0;
+    bool is_quants = s->kv != NULL && strcmp(s->kv, "q8_0") == 0;
+    if (is_quants)
+        return "q8_0";
+    return is_float || (s->kv != NULL && strcmp(s->kv, "f32") == 0) ? "f32" : "f16";
+}
+
 static uint64_t kv_token_bytes(const struct model *m, const struct plan *plan, uint32_t stage,
-                               bool is_f32)
+                               const struct sizes *z)
 {
     const struct plan_stage *p = &plan->stages[stage];
     uint64_t n_layers = p->layer_last - p->layer_first + 1u;
-    return n_layers * 2 * m->geometry.n_kv_heads * m->geometry.head_dim * (is_f32 ? 4 : 2);
+    return n_layers * 2 *
+           sizing_kv_bytes(z, (uint64_t)m->geometry.n_kv_heads * m->geometry.head_dim);
 }
 
 static uint64_t workspace_guess(const struct model *m, const struct plan *plan, uint32_t stage,
@@ -109,7 +127,7 @@ static uint32_t kv_choose(const struct settings *s, const struct model *m, const
     uint64_t tokens = (uint64_t)z->context * s->parallel;
     for (uint32_t i = 0; i < plan->n_stages; i++) {
         uint64_t share = left_bytes(s, m, plan, total_mib[i], i, z->chunk) / KV_SHARE;
-        uint64_t fits = share / kv_token_bytes(m, plan, i, z->kv_is_f32);
+        uint64_t fits = share / kv_token_bytes(m, plan, i, z);
         tokens = fits < tokens ? fits : tokens;
     }
     if (tokens < z->context)
@@ -124,7 +142,7 @@ static uint64_t segment_choose(const struct settings *s, const struct model *m,
     uint64_t segment = SEGMENT_DEFAULT, least = slot_mib(m);
     for (uint32_t i = 0; i < plan->n_stages; i++) {
         uint64_t left = left_bytes(s, m, plan, total_mib[i], i, z->chunk);
-        uint64_t kv = z->kv_tokens * kv_token_bytes(m, plan, i, z->kv_is_f32);
+        uint64_t kv = z->kv_tokens * kv_token_bytes(m, plan, i, z);
         left = (left > kv ? left - kv : 0) / MIB;
         if (left >= 2 * (uint64_t)SEGMENT_DEFAULT)
             continue;
@@ -194,8 +212,12 @@ int sizing_choose(struct sizes *z, const struct settings *s, const struct model 
     int code = context_choose(z, s, m, err);
     if (code != 0)
         return code;
-    bool is_float = s->kernels != NULL && strcmp(s->kernels, "float") == 0;
-    z->kv_is_f32 = is_float || (s->kv != NULL && strcmp(s->kv, "f32") == 0);
+    z->kv = kv_name(s);
+    if (strcmp(z->kv, "q8_0") == 0 && m->geometry.head_dim % 32 != 0)
+        return error_set(err, EBB_EUNSUPPORTED,
+                         "--kv q8_0: wants heads of a multiple of 32 values, the model has heads "
+                         "of %" PRIu32,
+                         m->geometry.head_dim);
     z->n_sequences = s->parallel + DONORS;
     for (; attempt > 0 && s->chunk == 0 && z->chunk > CHUNK_CPU; attempt--)
         z->chunk /= 4;

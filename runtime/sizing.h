@@ -14,7 +14,7 @@
 struct sizes {
     uint32_t context, kv_tokens, chunk, n_sequences;
     uint64_t segment_mib;
-    bool kv_is_f32;
+    const char *kv; /* as LOAD names it: f16, q8_0, f32; constant */
 };
 
 /* total_mib: [plan->n_stages], of the cards. attempt 0; each later one asks for less (rows of a long
@@ -23,6 +23,9 @@ struct sizes {
 int sizing_choose(struct sizes *out, const struct settings *s, const struct model *m,
                   const struct plan *plan, const uint64_t *total_mib, uint32_t attempt,
                   struct error *err);
+
+/* Bytes of n_values keys or values of one position, as a stage stores them. */
+uint64_t sizing_kv_bytes(const struct sizes *z, uint64_t n_values);
 
 /* Bytes of a layer's and of a stage's tensors that are not experts, as a stage lays them out. */
 uint64_t sizing_layer_bytes(const struct model *m, uint32_t layer);

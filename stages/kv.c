@@ -16,7 +16,7 @@ static size_t blocks_for(size_t positions)
 
 static size_t layer_block_bytes(const struct kv_shape *s)
 {
-    return 2 * (size_t)KV_BLOCK_TOKENS * s->n_kv_heads * s->head_dim * (s->type == KV_F16 ? 2 : 4);
+    return 2 * kv_values_bytes(s->type, (size_t)KV_BLOCK_TOKENS * s->n_kv_heads * s->head_dim);
 }
 
 size_t kv_block_bytes(const struct kv_shape *shape)

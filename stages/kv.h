@@ -29,10 +29,10 @@ struct kv_copy { /* a block that a step writes and others share: copied before t
 
 struct kv {
     struct kv_shape shape;
-    struct fixed_block memory; /* [n_blocks][n_layers][2][KV_BLOCK_TOKENS][n_kv_heads][head_dim] */
-    size_t layer_bytes;        /* of a block in one layer */
-    int32_t *tables;           /* borrowed: [n_sequences][table_stride], read by kernels */
-    bool changed;              /* the tables, since the owner of their copy last cleared this */
+    struct fixed_block memory;     /* [n_blocks][n_layers], each as in kernels.h's kv_view */
+    size_t layer_bytes;            /* of a block in one layer */
+    int32_t *tables;               /* borrowed: [n_sequences][table_stride], read by kernels */
+    bool changed;                  /* the tables, since the owner of their copy last cleared this */
     struct kv_sequence *sequences; /* owned [n_sequences] */
     uint32_t *references;          /* owned [n_blocks] */
     int32_t *free_blocks;          /* owned stack */

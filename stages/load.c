@@ -41,11 +41,25 @@ static int read_fingerprint(const struct message *m, uint64_t *out, struct error
     return 0;
 }
 
+static const char *const kv_names[] = {[KV_F16] = "f16", [KV_F32] = "f32", [KV_Q8_0] = "q8_0"};
+
+static int read_kv(const char *name, enum kv_type *kv, struct error *err)
+{
+    *kv = KV_F16;
+    for (size_t i = 0; name != NULL && i < sizeof kv_names / sizeof kv_names[0]; i++)
+        if (strcmp(name, kv_names[i]) == 0) {
+            *kv = (enum kv_type)i;
+            return 0;
+        }
+    if (name == NULL)
+        return 0;
+    return error_set(err, EBB_EINVAL, "kv: f16, q8_0 or f32 wanted, got %.40s", name);
+}
+
 static int read_names(const struct message *m, struct load_settings *l, struct error *err)
 {
     size_t n = 0;
-    const char *kernels = message_key(m, "kernels"), *kv = message_key(m, "kv"),
-               *link = message_key(m, "link");
+    const char *kernels = message_key(m, "kernels"), *link = message_key(m, "link");
     int rc = message_text(m, "model", l->model, sizeof l->model - 1, &n, err);
     if (rc == EBB_ENOENT)
         return error_set(err, EBB_EINVAL, "LOAD: wants model=<file>");
@@ -58,16 +72,22 @@ static int read_names(const struct message *m, struct load_settings *l, struct e
     if (kernels != NULL && strlen(kernels) >= sizeof l->kernels)
         return error_set(err, EBB_EINVAL, "kernels: no set is called %.40s", kernels);
     (void)snprintf(l->kernels, sizeof l->kernels, "%s", kernels != NULL ? kernels : "auto");
-    if (kv != NULL && strcmp(kv, "f16") != 0 && strcmp(kv, "f32") != 0)
-        return error_set(err, EBB_EINVAL, "kv: f16 or f32 wanted, got %.40s", kv);
-    l->kv = kv != NULL && strcmp(kv, "f32") == 0 ? KV_F32 : KV_F16;
     if (link != NULL && strcmp(link, "ipc") != 0 && strcmp(link, "socket") != 0)
         return error_set(err, EBB_EINVAL, "link: ipc or socket wanted, got %.40s", link);
     l->ipc = link != NULL && strcmp(link, "ipc") == 0;
     rc = optional(message_text(m, "heat_file", l->heat_file, sizeof l->heat_file - 1, &n, err));
-    if (rc != 0)
-        return rc;
-    return read_fingerprint(m, &l->fingerprint, err);
+    if (rc == 0)
+        rc = read_kv(message_key(m, "kv"), &l->kv, err);
+    return rc != 0 ? rc : read_fingerprint(m, &l->fingerprint, err);
+}
+
+/* What the card's kernels do not compute is refused before anything is opened. */
+static int check_kv(const struct stage *s, struct error *err)
+{
+    if (s->load.kv == KV_F16 || !s->platform->kv_f16_only)
+        return 0;
+    return error_set(err, EBB_EUNSUPPORTED, "kv: f16 wanted, a %s card computes no %s",
+                     s->platform->kind, kv_names[s->load.kv]);
 }
 
 static int read_numbers(const struct message *m, struct load_settings *l, struct error *err)
@@ -165,6 +185,10 @@ static int open_model(struct stage *s, const struct message *m, struct error *er
         return error_set(err, EBB_EMISMATCH, "layers %u-%u of stage %u of %u: %s has layers 0-%u",
                          l->layer_first, l->layer_last, l->stage, l->n_stages, l->model,
                          g->n_layers - 1);
+    if (l->kv == KV_Q8_0 && g->head_dim % KV_QUANTS != 0)
+        return error_set(err, EBB_EUNSUPPORTED,
+                         "kv: q8_0 wants heads of a multiple of %d values, %s has heads of %u",
+                         KV_QUANTS, l->model, g->head_dim);
     s->n_layers = l->layer_last - l->layer_first + 1;
     if (l->context == 0)
         l->context = g->context_max < CONTEXT_DEFAULT_MAX ? g->context_max : CONTEXT_DEFAULT_MAX;
@@ -376,6 +400,8 @@ void load_command(struct stage *s, const struct message *m)
 {
     struct error err = {0};
     int rc = read_load(m, &s->load, &err);
+    if (rc == 0)
+        rc = check_kv(s, &err);
     if (rc == 0)
         rc = open_model(s, m, &err);
     if (rc == 0)

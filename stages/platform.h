@@ -33,6 +33,7 @@ struct platform {
     int (*list)(struct platform_listed *cards, size_t *n, struct error *err);
     /* The processors that its threads may use, for `pin`; NULL: its threads are not placed. */
     int (*processors)(struct processor *all, size_t max, size_t *n, struct error *err);
+    bool kv_f16_only; /* its kernels read keys and values of half floats alone */
     bool
         host_memory; /* the card's memory is the host's: at a boundary the control thread copies tiles itself */
     const struct exec_driver *exec;

@@ -57,6 +57,7 @@ int main(int argc, char **argv)
                                   .memory_open = cuda_memory_open,
                                   .describe = cuda_describe,
                                   .list = cuda_list,
+                                  .kv_f16_only = true,
                                   .exec = &exec_cuda,
                                   .kernels = kernel_set_cuda,
                                   .links = links};
