@@ -13,6 +13,9 @@
  * Fragments: in 32 values of head_dim, lane c of a quad takes the 8 values from 8c on, for q and k alike: one 16-byte load feeds two
  * k16 steps. K and V in shared memory are rows of 16-byte units; unit u of key t lies at u ^ swizzle(t), which keeps both the
  * 16-byte loads of K and ldmatrix of V free of bank conflicts.
+ *
+ * Kernels are made for D values of head_dim. PADDED ones take any multiple of 16 up to D: what lies past head_dim is never read nor
+ * written, and counts as zeros, which leave every chain as it is.
  */
 #pragma once
 #include <cuda_fp16.h>
@@ -41,6 +44,13 @@ static __device__ __forceinline__ struct kv_head_view kv_head_of(const struct kv
     v.table = kv->tables + (size_t)sequence * kv->table_stride;
     v.block_stride = kv->block_stride;
     return v;
+}
+
+/* head_dim, a constant where kernels are made for it. */
+template <int D, bool PADDED>
+static __device__ __forceinline__ int head_dim_of(const struct kv_view *kv)
+{
+    return PADDED ? (int)kv->head_dim : D;
 }
 
 static __device__ __forceinline__ float exp2_of(float x)

@@ -82,12 +82,13 @@ static __device__ struct chunk_run run_find(const int32_t *position, const int32
 }
 
 /* The lane's two vectors: their queries and positions. */
-template <int D, bool LONG>
+template <int D, bool LONG, bool PADDED>
 static __device__ __forceinline__ void vectors_load(const struct attention_args *a,
                                                     const struct chunk_run *run, int group,
                                                     int kv_head, struct chunk_state<D, LONG> *s)
 {
     int lane = threadIdx.x % 32;
+    int head_dim = head_dim_of<D, PADDED>(&a->kv);
     float scale = a->scale * LOG2_E;
     s->least = INT32_MAX;
 #pragma unroll
@@ -98,11 +99,13 @@ static __device__ __forceinline__ void vectors_load(const struct attention_args 
         s->least = real && s->limit[r] < s->least ? s->limit[r] : s->least;
         const float *q = a->q + ((size_t)(run->first + (real ? row : 0)) * a->n_heads +
                                  kv_head * group + v % group) *
-                                    D;
+                                    head_dim;
 #pragma unroll
         for (int x = 0; x < D / 32; x++) {
-            const float4 *from = (const float4 *)(q + x * 32 + lane % 4 * 8);
-            s->query[x][r] = real ? query_of(from[0], from[1], scale) : make_uint4(0, 0, 0, 0);
+            int d = x * 32 + lane % 4 * 8;
+            const float4 *from = (const float4 *)(q + d);
+            s->query[x][r] =
+                real && d < head_dim ? query_of(from[0], from[1], scale) : make_uint4(0, 0, 0, 0);
         }
         s->total[r].max = NO_SCORE;
         s->total[r].sum = 0;
@@ -125,23 +128,24 @@ struct chunk_copy {
     const char *from; /* in block 0 */
     uint32_t to;      /* in stage 0 */
     int key;
-    bool is_real; /* COPY_KEYS keys may take fewer threads than there are */
+    bool is_real;  /* COPY_KEYS keys may take fewer threads than there are */
+    bool is_value; /* false: a unit past head_dim, which gets zeros */
 };
 
 template <int D, bool LONG>
 static __device__ __forceinline__ struct chunk_copy copy_of(const struct kv_head_view *kv,
-                                                            uint32_t ring)
+                                                            uint32_t ring, int head_dim)
 {
     typedef struct chunk_shape<D, LONG> shape;
     int key = threadIdx.x / (D / 8), unit = threadIdx.x % (D / 8);
     struct chunk_copy c = {kv->base + key * kv->token_bytes + unit * 16,
                            ring + key * shape::ROW + (unit ^ swizzle<D>(key)) * 16, key,
-                           key < shape::COPY_KEYS};
+                           key < shape::COPY_KEYS, unit * 8 < head_dim};
     return c;
 }
 
 /* One block's keys and values, to shared memory at `to`. ALL: none of its keys is past `last`. */
-template <int D, bool LONG, bool ALL>
+template <int D, bool LONG, bool PADDED, bool ALL>
 static __device__ __forceinline__ void block_fetch(const struct chunk_copy *c,
                                                    const struct kv_head_view *kv, int32_t entry,
                                                    uint32_t to, int left)
@@ -155,14 +159,14 @@ static __device__ __forceinline__ void block_fetch(const struct chunk_copy *c,
         /* a step of fewer than eight keys changes the swizzle */
         uint32_t turn = KEYS % 8 == 0 ? 0 : (swizzle<D>(c->key + i) ^ swizzle<D>(c->key)) * 16;
         uint32_t at = (to ^ turn) + i * shape::ROW;
-        bool real = ALL || c->key + i <= left;
+        bool real = (!PADDED || c->is_value) && (ALL || c->key + i <= left);
         copy_async(at, k + i * kv->token_bytes, real);
         copy_async(at + shape::STAGE_KEYS * shape::ROW, v + i * kv->token_bytes, real);
     }
 }
 
 /* Starts the copy of one stage; `entries` holds its blocks. */
-template <int D, bool LONG>
+template <int D, bool LONG, bool PADDED>
 static __device__ __forceinline__ void stage_fetch(const struct chunk_copy *c,
                                                    const struct kv_head_view *kv, int32_t entries,
                                                    int slot, int first, int last)
@@ -175,9 +179,10 @@ static __device__ __forceinline__ void stage_fetch(const struct chunk_copy *c,
         if (!c->is_real)
             continue;
         if (first + b + TILE_KEYS - 1 <= last)
-            block_fetch<D, LONG, true>(c, kv, entry, to + b * shape::ROW, 0);
+            block_fetch<D, LONG, PADDED, true>(c, kv, entry, to + b * shape::ROW, 0);
         else
-            block_fetch<D, LONG, false>(c, kv, entry, to + b * shape::ROW, last - first - b);
+            block_fetch<D, LONG, PADDED, false>(c, kv, entry, to + b * shape::ROW,
+                                                last - first - b);
     }
 }
 
@@ -290,24 +295,26 @@ static __device__ __forceinline__ void partition_end(struct chunk_state<D, LONG>
     }
 }
 
-template <int D, bool LONG>
+template <int D, bool LONG, bool PADDED>
 static __device__ __forceinline__ void vectors_store(const struct attention_args *a,
                                                      const struct chunk_run *run, int group,
                                                      int kv_head, struct chunk_state<D, LONG> *s)
 {
-    int lane = threadIdx.x % 32;
+    int lane = threadIdx.x % 32, head_dim = head_dim_of<D, PADDED>(&a->kv);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int v = threadIdx.x / 32 * VECTORS + lane / 4 + 8 * r;
         if (s->limit[r] < 0)
             continue;
         float inverse = 1.0f / s->total[r].sum;
-        float *to =
-            a->out +
-            ((size_t)(run->first + v / group) * a->n_heads + kv_head * group + v % group) * D +
-            lane % 4 * 2;
+        float *to = a->out +
+                    ((size_t)(run->first + v / group) * a->n_heads + kv_head * group + v % group) *
+                        head_dim +
+                    lane % 4 * 2;
 #pragma unroll
         for (int i = 0; i < D / 8; i++) {
+            if (PADDED && i * 8 >= head_dim)
+                break;
             float4 out = s->out.at(i);
             *(float2 *)(to + 8 * i) = r == 0 ? make_float2(out.x * inverse, out.y * inverse)
                                              : make_float2(out.z * inverse, out.w * inverse);
@@ -316,7 +323,7 @@ static __device__ __forceinline__ void vectors_store(const struct attention_args
 }
 
 /* The vectors of one run over all their keys. */
-template <int D, bool LONG>
+template <int D, bool LONG, bool PADDED>
 static __device__ __forceinline__ void run_attend(const struct attention_args *a,
                                                   const struct chunk_run *run, int group,
                                                   int kv_head, char *memory)
@@ -328,17 +335,17 @@ static __device__ __forceinline__ void run_attend(const struct attention_args *a
         s.out.base = (float4 *)(memory + shape::TOTAL_AT) + threadIdx.x;
     struct kv_head_view kv = kv_head_of(&a->kv, run->sequence, kv_head);
     uint32_t ring = shared_address(memory);
-    struct chunk_copy copy = copy_of<D, LONG>(&kv, ring);
+    struct chunk_copy copy = copy_of<D, LONG>(&kv, ring, head_dim_of<D, PADDED>(&a->kv));
     int n_stages = run->last / shape::STAGE_KEYS + 1, last = run->last;
     int32_t entries = entries_load(&kv, 0, last), entries_next = entries_load(&kv, 32, last);
 
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
         if (i < n_stages)
-            stage_fetch<D, LONG>(&copy, &kv, entries, i, i * shape::STAGE_KEYS, last);
+            stage_fetch<D, LONG, PADDED>(&copy, &kv, entries, i, i * shape::STAGE_KEYS, last);
         copy_commit();
     }
-    vectors_load<D, LONG>(a, run, group, kv_head, &s);
+    vectors_load<D, LONG, PADDED>(a, run, group, kv_head, &s);
 #pragma unroll
     for (int i = 0; i < D / 8; i++)
         s.out.at(i) = make_float4(0, 0, 0, 0);
@@ -353,7 +360,8 @@ static __device__ __forceinline__ void run_attend(const struct attention_args *a
             entries_next = entries_load(&kv, ahead * BLOCKS + 32, last);
         }
         if (ahead < n_stages)
-            stage_fetch<D, LONG>(&copy, &kv, entries, free_slot, ahead * shape::STAGE_KEYS, last);
+            stage_fetch<D, LONG, PADDED>(&copy, &kv, entries, free_slot, ahead * shape::STAGE_KEYS,
+                                         last);
         copy_commit();
         int first = stage * shape::STAGE_KEYS, at = slot * shape::STAGE_BYTES;
 #pragma unroll 1
@@ -368,7 +376,7 @@ static __device__ __forceinline__ void run_attend(const struct attention_args *a
         }
         slot = slot == shape::STAGES - 1 ? 0 : slot + 1;
     }
-    vectors_store<D, LONG>(a, run, group, kv_head, &s);
+    vectors_store<D, LONG, PADDED>(a, run, group, kv_head, &s);
 }
 
 struct chunk_job {
@@ -377,7 +385,7 @@ struct chunk_job {
 };
 
 /* Later slices, which have more keys in a prompt, go first. */
-template <int D, bool LONG>
+template <int D, bool LONG, bool PADDED>
 static __global__ void __launch_bounds__(chunk_shape<D, LONG>::THREADS, 1)
     attention_chunk_kernel(const __grid_constant__ struct chunk_job job)
 {
@@ -391,12 +399,12 @@ static __global__ void __launch_bounds__(chunk_shape<D, LONG>::THREADS, 1)
         struct chunk_run run = run_find(a.kv.positions, a.kv.row_sequence, first, end, wanted);
         if (run.n == 0)
             return;
-        run_attend<D, LONG>(&a, &run, job.group, blockIdx.y, memory);
+        run_attend<D, LONG, PADDED>(&a, &run, job.group, blockIdx.y, memory);
         __syncthreads();
     }
 }
 
-template <int D, bool LONG>
+template <int D, bool LONG, bool PADDED>
 static int chunk_launch(const struct attention_args *args, struct exec_stream *stream)
 {
     typedef struct chunk_shape<D, LONG> shape;
@@ -404,10 +412,10 @@ static int chunk_launch(const struct attention_args *args, struct exec_stream *s
     int rows = job.slice_rows = shape::WARPS * VECTORS / job.group;
     dim3 grid((unsigned)((args->n_rows + rows - 1) / rows), (unsigned)args->kv.n_kv_heads,
               (unsigned)(rows < CHUNK_RUNS ? rows : CHUNK_RUNS));
-    if (cudaFuncSetAttribute(attention_chunk_kernel<D, LONG>,
+    if (cudaFuncSetAttribute(attention_chunk_kernel<D, LONG, PADDED>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize,
                              shape::BYTES) == cudaSuccess)
-        overlap_launch(attention_chunk_kernel<D, LONG>, grid, shape::THREADS, shape::BYTES,
+        overlap_launch(attention_chunk_kernel<D, LONG, PADDED>, grid, shape::THREADS, shape::BYTES,
                        exec_cuda_stream(stream), &job);
     return exec_cuda_launched(stream);
 }
@@ -418,18 +426,22 @@ static int chunk_launch_any(const struct attention_args *args, struct exec_strea
     int device = 0, most = 0;
     (void)cudaGetDevice(&device);
     (void)cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    return most >= chunk_shape<D, true>::BYTES ? chunk_launch<D, true>(args, s)
-                                               : chunk_launch<D, false>(args, s);
+    return most >= chunk_shape<D, true>::BYTES ? chunk_launch<D, true, false>(args, s)
+                                               : chunk_launch<D, false, false>(args, s);
 }
 
 int attention_chunk_cuda(const struct attention_args *args, struct exec_stream *s)
 {
-    switch (args->kv.head_dim) {
+    size_t head_dim = args->kv.head_dim;
+    switch (head_dim) {
     case 32: return chunk_launch_any<32>(args, s);
     case 64: return chunk_launch_any<64>(args, s);
     case 96: return chunk_launch_any<96>(args, s);
     case 128: return chunk_launch_any<128>(args, s);
     case 256: return chunk_launch_any<256>(args, s);
-    default: return EBB_EUNSUPPORTED;
+    default: /* PADDED: rare, so short stages serve every card */
+        return head_dim < 64    ? chunk_launch<64, false, true>(args, s)
+               : head_dim < 128 ? chunk_launch<128, false, true>(args, s)
+                                : chunk_launch<256, false, true>(args, s);
     }
 }

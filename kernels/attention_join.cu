@@ -1,6 +1,6 @@
 /* attention_join.cu - the second launch of the split form of attention: a head's partitions are joined in ascending order.
  *
- * One block a head, a thread a value. Scales of up to JOIN_BATCH partitions are computed side by side by one warp, since running
+ * One block a head, a thread a value, in whole warps: threads past head_dim have none. Scales of up to JOIN_BATCH partitions are computed side by side by one warp, since running
  * maxima are exact; then every thread runs the chain of attention.cuh, and a warp quantises its 32 values if asked. Inert rows are left alone. Owns nothing.
  */
 #include "kernels/activation.cuh"
@@ -45,7 +45,8 @@ static __global__ void __launch_bounds__(HEAD_DIM_MAX)
     attention_join_kernel(const __grid_constant__ struct split_args s)
 {
     __shared__ float4 scales[JOIN_BATCH];
-    int head = blockIdx.x, row = blockIdx.y, D = blockDim.x;
+    int head = blockIdx.x, row = blockIdx.y, D = (int)s.a.kv.head_dim;
+    bool is_value = (int)threadIdx.x < D;
     int left = s.a.kv.positions[row] / KV_PARTITION_TOKENS + 1;
     overlap_wait();
     overlap_announce();
@@ -61,7 +62,7 @@ static __global__ void __launch_bounds__(HEAD_DIM_MAX)
             own = __ldcg(&s.stats[at + threadIdx.x]);
 #pragma unroll
         for (int i = 0; i < JOIN_BATCH; i++)
-            part[i] = i < left ? __ldcg(parts + (size_t)i * D) : 0;
+            part[i] = i < left && is_value ? __ldcg(parts + (size_t)i * D) : 0;
         if (threadIdx.x < 32)
             scales[threadIdx.x] = join_scales(&max, own, left < JOIN_BATCH ? left : JOIN_BATCH);
         __syncthreads();
@@ -77,7 +78,8 @@ static __global__ void __launch_bounds__(HEAD_DIM_MAX)
     }
     size_t n = (size_t)s.a.n_heads * D, i = (size_t)head * D + threadIdx.x;
     out = out * (1.0f / sum);
-    s.a.out[row * n + i] = out;
+    if (is_value)
+        s.a.out[row * n + i] = out;
     if (s.quants != NULL)
         quants_store(s.quants + row * activation_row_bytes(n), n, i, out);
 }
@@ -85,7 +87,7 @@ static __global__ void __launch_bounds__(HEAD_DIM_MAX)
 int attention_join_cuda(const struct split_args *args, struct exec_stream *s)
 {
     dim3 heads((unsigned)args->a.n_heads, (unsigned)args->a.n_rows);
-    overlap_launch(attention_join_kernel, heads, (unsigned)args->a.kv.head_dim, 0,
-                   exec_cuda_stream(s), args);
+    unsigned threads = ((unsigned)args->a.kv.head_dim + 31) / 32 * 32;
+    overlap_launch(attention_join_kernel, heads, threads, 0, exec_cuda_stream(s), args);
     return exec_cuda_launched(s);
 }

@@ -45,17 +45,20 @@ template <int D> struct split_query {
     float4 a[split_shared<D>::QUERY_EACH], b[split_shared<D>::QUERY_EACH];
 };
 
-template <int D>
+template <int D, bool PADDED>
 static __device__ __forceinline__ void
 query_load(const struct split_args *s, const struct split_height *h, const struct split_item *item,
            struct split_query<D> *q)
 {
+    int head_dim = head_dim_of<D, PADDED>(&s->a.kv);
 #pragma unroll
     for (int j = 0; j < split_shared<D>::QUERY_EACH; j++) {
         int i = j * SPLIT_THREADS + (int)threadIdx.x, row, head;
         q->a[j] = q->b[j] = make_float4(0, 0, 0, 0);
-        if (i / (D / 8) < SPLIT_VECTORS && vector_at(s, h, item, i / (D / 8), &row, &head)) {
-            const float *from = s->a.q + ((size_t)row * s->a.n_heads + head) * D + i % (D / 8) * 8;
+        int d = i % (D / 8) * 8;
+        if (i / (D / 8) < SPLIT_VECTORS && d < head_dim &&
+            vector_at(s, h, item, i / (D / 8), &row, &head)) {
+            const float *from = s->a.q + ((size_t)row * s->a.n_heads + head) * head_dim + d;
             q->a[j] = *(const float4 *)from;
             q->b[j] = *(const float4 *)(from + 4);
         }
@@ -81,12 +84,13 @@ query_store(const struct split_args *s, const struct split_height *h, const stru
 }
 
 /* Keys of the warp's tile in the order of scores_32(): from value 32 * x on, SPAN times 32 of each. Those past `last` are zeros. */
-template <int SPAN>
+template <int D, bool PADDED, int SPAN>
 static __device__ __forceinline__ void
 keys_load(const struct split_args *s, const struct split_height *h, const struct split_item *item,
           int x, uint4 key[SPAN][TILE_COLS])
 {
     int lane = threadIdx.x % 32, tile = threadIdx.x / 32, g = lane / 4;
+    int left = head_dim_of<D, PADDED>(&s->a.kv) - x * 32 - lane % 4 * 8;
     size_t token_bytes = h->token_bytes;
     int32_t entry = __shfl_sync(0xffffffff, item->entry, tile);
     const char *k =
@@ -97,7 +101,8 @@ keys_load(const struct split_args *s, const struct split_height *h, const struct
             tile < item->n_tiles && item->begin + tile * TILE_KEYS + i * 8 + g <= item->last;
 #pragma unroll
         for (int j = 0; j < SPAN; j++)
-            key[j][i] = real ? __ldg((const uint4 *)(k + j * 64)) : make_uint4(0, 0, 0, 0);
+            key[j][i] = real && (!PADDED || j * 32 < left) ? __ldg((const uint4 *)(k + j * 64))
+                                                           : make_uint4(0, 0, 0, 0);
         k += 8 * token_bytes;
     }
 }
@@ -117,13 +122,15 @@ static __device__ __forceinline__ void keys_score(const struct split_shared<D> *
 }
 
 /* Starts copying part `part` of the item's values into a buffer: whole tiles, zeros past the last key. One group. */
-template <int D>
+template <int D, bool PADDED>
 static __device__ __forceinline__ void
 values_fetch(const struct split_args *s, const struct split_height *h,
              const struct split_item *item, int part, uint32_t buffer)
 {
     const int UNITS = split_shared<D>::VALUES / 8, KEYS = UNITS <= 8 ? 32 : 16;
     unsigned t0 = threadIdx.x / UNITS, unit = threadIdx.x % UNITS;
+    bool is_value = !PADDED || part * split_shared<D>::VALUES + (int)unit * 8 <
+                                   head_dim_of<D, PADDED>(&s->a.kv);
     size_t token_bytes = h->token_bytes;
     const char *from =
         h->keys + (TILE_KEYS + t0) * token_bytes + part * split_shared<D>::VALUES * 2 + unit * 16;
@@ -137,7 +144,7 @@ values_fetch(const struct split_args *s, const struct split_height *h,
         for (int i = 0; i < TILE_KEYS; i += KEYS)
             if (t0 < KEYS)
                 copy_async(to + (tile * TILE_KEYS + i) * UNITS * 16, at + i * token_bytes,
-                           key + i <= item->last);
+                           is_value && key + i <= item->last);
     }
     copy_commit();
 }
@@ -250,7 +257,7 @@ stats_store(const struct split_args *s, const struct split_shared<D> *m, int n_t
 }
 
 /* The first half of an item: scores, their maxima and exponentials. Once keys are used, those of `next` are fetched. */
-template <int D, int SPAN>
+template <int D, bool PADDED, int SPAN>
 static __device__ __forceinline__ void
 item_score(const struct split_args *s, struct split_shared<D> *m, const struct split_height *h,
            const struct split_item *item, const struct split_item *next, uint4 key[SPAN][TILE_COLS])
@@ -262,12 +269,12 @@ item_score(const struct split_args *s, struct split_shared<D> *m, const struct s
         keys_score<D, SPAN>(m, 0, key, score);
 #pragma unroll
     for (int x = SPAN; x < D / 32; x += SPAN) {
-        keys_load<SPAN>(s, h, item, x, key);
+        keys_load<D, PADDED, SPAN>(s, h, item, x, key);
         if (is_real)
             keys_score<D, SPAN>(m, x, key, score);
     }
     if (next->n_tiles > 0)
-        keys_load<SPAN>(s, h, next, 0, key);
+        keys_load<D, PADDED, SPAN>(s, h, next, 0, key);
     if (is_real) {
         int limit[2] = {m->limit[g], m->limit[g + 8]};
         tile_mask(score, item->begin + tile * TILE_KEYS, limit);
@@ -283,7 +290,7 @@ item_score(const struct split_args *s, struct split_shared<D> *m, const struct s
 }
 
 /* The second half for part `part` of the values, which are in `buffer`. */
-template <int D>
+template <int D, bool PADDED>
 static __device__ __forceinline__ void
 item_finish(const struct split_args *s, struct split_shared<D> *m, const struct split_item *item,
             const struct split_places *places, int part, uint32_t buffer)
@@ -291,6 +298,7 @@ item_finish(const struct split_args *s, struct split_shared<D> *m, const struct 
     const int VALUES = split_shared<D>::VALUES, EACH = split_shared<D>::EACH;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int partition = item->begin / KV_PARTITION_TOKENS;
+    int head_dim = head_dim_of<D, PADDED>(&s->a.kv);
     float sums[EACH][4];
     if (part == 0 && threadIdx.x < SPLIT_VECTORS && item->begin <= m->limit[threadIdx.x])
         stats_store(s, m, item->n_tiles, places->own + partition);
@@ -300,9 +308,10 @@ item_finish(const struct split_args *s, struct split_shared<D> *m, const struct 
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int column = (warp + SPLIT_WARPS * i) * 8 + lane % 4 * 2;
-            if (column < VALUES && item->begin <= m->limit[lane / 4 + 8 * r])
-                *(float2 *)(s->parts + (places->at[r] + partition) * D + part * VALUES + column) =
-                    make_float2(sums[i][2 * r], sums[i][2 * r + 1]);
+            if (column < VALUES && part * VALUES + column < head_dim &&
+                item->begin <= m->limit[lane / 4 + 8 * r])
+                *(float2 *)(s->parts + (places->at[r] + partition) * head_dim + part * VALUES +
+                            column) = make_float2(sums[i][2 * r], sums[i][2 * r + 1]);
         }
 }
 
@@ -317,7 +326,7 @@ static __device__ __forceinline__ bool item_is_old(const struct split_rows *rows
     return item->begin + KV_PARTITION_TOKENS <= __reduce_min_sync(0xffffffff, fresh);
 }
 
-template <int D>
+template <int D, bool PADDED>
 static __global__ void __launch_bounds__(SPLIT_THREADS, 1)
     attention_split_kernel(const __grid_constant__ struct split_args s)
 {
@@ -344,16 +353,16 @@ static __global__ void __launch_bounds__(SPLIT_THREADS, 1)
     bool is_old = item_is_old(&m->rows, &item[0]), is_new = true;
     if (!is_old)
         overlap_wait();
-    keys_load<SPAN>(&s, &h, &item[0], 0, key);
-    values_fetch<D>(&s, &h, &item[0], 0, values);
+    keys_load<D, PADDED, SPAN>(&s, &h, &item[0], 0, key);
+    values_fetch<D, PADDED>(&s, &h, &item[0], 0, values);
     item[1] = item_at(&s, &plan, x += turn);
     if (is_old)
         overlap_wait();
     overlap_announce();
-    query_load<D>(&s, &h, &item[0], &query);
+    query_load<D, PADDED>(&s, &h, &item[0], &query);
     if (s.buffers > 1)
-        values_fetch<D>(&s, &h, PARTS == 1 ? &item[1] : &item[0], PARTS - 1,
-                        values + shared::BUFFER);
+        values_fetch<D, PADDED>(&s, &h, PARTS == 1 ? &item[1] : &item[0], PARTS - 1,
+                                values + shared::BUFFER);
     query_store<D>(&s, &h, &item[0], &query, m);
     while (item[0].n_tiles > 0) {
         item[2] = item_at(&s, &plan, x += turn);
@@ -361,9 +370,9 @@ static __global__ void __launch_bounds__(SPLIT_THREADS, 1)
             places = places_of(&s, &h, &item[0]);
         is_new = item[1].n_tiles > 0 && item[1].row != item[0].row;
         __syncthreads();
-        item_score<D, SPAN>(&s, m, &h, &item[0], &item[1], key);
+        item_score<D, PADDED, SPAN>(&s, m, &h, &item[0], &item[1], key);
         if (is_new)
-            query_load<D>(&s, &h, &item[1], &query);
+            query_load<D, PADDED>(&s, &h, &item[1], &query);
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
             uint32_t buffer = values + slot * shared::BUFFER;
@@ -372,13 +381,13 @@ static __global__ void __launch_bounds__(SPLIT_THREADS, 1)
             else
                 copy_wait<0>();
             __syncthreads();
-            item_finish<D>(&s, m, &item[0], &places, part, buffer);
+            item_finish<D, PADDED>(&s, m, &item[0], &places, part, buffer);
             __syncthreads();
             int ahead = part + s.buffers;
             struct split_item then = ahead < PARTS       ? item[0]
                                      : ahead < 2 * PARTS ? item[1]
                                                          : item[2];
-            values_fetch<D>(&s, &h, &then, ahead % PARTS, buffer);
+            values_fetch<D, PADDED>(&s, &h, &then, ahead % PARTS, buffer);
             slot = slot + 1 == s.buffers ? 0 : slot + 1;
         }
         if (is_new)
@@ -415,7 +424,8 @@ size_t attention_scratch_bytes_cuda(size_t n_rows, size_t n_heads, size_t head_d
 }
 
 /* At most one block a multiprocessor, with two buffers of values where the card's shared memory holds them. */
-template <int D> static int split_launch(struct split_args *s, struct exec_stream *stream)
+template <int D, bool PADDED>
+static int split_launch(struct split_args *s, struct exec_stream *stream)
 {
     typedef struct split_shared<D> shared;
     int device = 0, most = 0, turns = exec_cuda_n_multiprocessors(stream) / s->heights;
@@ -424,9 +434,9 @@ template <int D> static int split_launch(struct split_args *s, struct exec_strea
     s->buffers = most >= (int)sizeof(shared) + 2 * shared::BUFFER ? 2 : 1;
     int bytes = (int)sizeof(shared) + s->buffers * shared::BUFFER;
     dim3 grid((unsigned)s->heights, turns > 0 ? (unsigned)turns : 1);
-    if (cudaFuncSetAttribute(attention_split_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             bytes) == cudaSuccess)
-        overlap_launch(attention_split_kernel<D>, grid, SPLIT_THREADS, (size_t)bytes,
+    if (cudaFuncSetAttribute(attention_split_kernel<D, PADDED>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess)
+        overlap_launch(attention_split_kernel<D, PADDED>, grid, SPLIT_THREADS, (size_t)bytes,
                        exec_cuda_stream(stream), s);
     int rc = exec_cuda_launched(stream);
     return rc != 0 ? rc : attention_join_cuda(s, stream);
@@ -434,13 +444,17 @@ template <int D> static int split_launch(struct split_args *s, struct exec_strea
 
 static int split_launch_any(struct split_args *s, struct exec_stream *stream)
 {
-    switch (s->a.kv.head_dim) {
-    case 32: return split_launch<32>(s, stream);
-    case 64: return split_launch<64>(s, stream);
-    case 96: return split_launch<96>(s, stream);
-    case 128: return split_launch<128>(s, stream);
-    case 256: return split_launch<256>(s, stream);
-    default: return EBB_EUNSUPPORTED;
+    size_t head_dim = s->a.kv.head_dim;
+    switch (head_dim) {
+    case 32: return split_launch<32, false>(s, stream);
+    case 64: return split_launch<64, false>(s, stream);
+    case 96: return split_launch<96, false>(s, stream);
+    case 128: return split_launch<128, false>(s, stream);
+    case 256: return split_launch<256, false>(s, stream);
+    default:
+        return head_dim < 64    ? split_launch<64, true>(s, stream)
+               : head_dim < 128 ? split_launch<128, true>(s, stream)
+                                : split_launch<256, true>(s, stream);
     }
 }
 

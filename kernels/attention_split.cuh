@@ -23,7 +23,7 @@ struct split_args {
     int heights;                         /* tiles of all KV heads */
     int inverse_group, inverse_together; /* of small_divide() */
     int buffers;                         /* of values in shared memory */
-    char *quants;                        /* the rows of out as activations too, or NULL */
+    char *quants; /* the rows of out as activations too (head_dim % 32 == 0), or NULL */
 };
 
 /* attention_join.cu: joins every head's partitions. */

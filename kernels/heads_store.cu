@@ -2,7 +2,8 @@
  *
  * One warp a head: first those of q, in place, then those of k, which go to the KV blocks as they leave the rotation, then those
  * of v. Inert rows store nothing. Owns nothing.
- * Refuses (EBB_EUNSUPPORTED): what head_rope or kv_store refuses, KV_F32, shapes of q, k and the KV that do not fit each other.
+ * Refuses (EBB_EUNSUPPORTED): what head_rope or kv_store refuses, other types than KV_F16, shapes of q, k and the KV that do
+ * not fit each other.
  */
 #include <cuda_fp16.h>
 #include "kernels/exec_cuda.h"

@@ -3,7 +3,7 @@
  * A row is n_kv_heads * head_dim values of K, then as many of V; a thread takes eight of either, or one where the parts do not
  * begin at 16 bytes. Half floats are rounded to nearest, ties to even, as on the CPU (a NaN stays a NaN, its payload may differ).
  * Inert rows return at once. Owns nothing.
- * Refuses (EBB_EUNSUPPORTED): heads over HEAD_DIM_MAX, other types than KV_F16 and KV_F32.
+ * Refuses (EBB_EUNSUPPORTED): heads over HEAD_DIM_MAX, other types than KV_F16 and KV_F32 (so KV_Q8_0).
  */
 #include <cuda_fp16.h>
 #include "kernels/exec_cuda.h"

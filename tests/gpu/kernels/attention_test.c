@@ -119,9 +119,10 @@ static float *out_of(struct world *w, size_t n_rows)
     return pair_new(w->p, n_rows * w->n_heads * w->head_dim * sizeof(float));
 }
 
-static const struct shape shapes[] = {{8, 2, 64},  {32, 4, 128}, {4, 2, 96},
-                                      {2, 1, 256}, {3, 3, 64},   {7, 1, 128},
-                                      {40, 1, 64}, {6, 2, 32},   {20, 1, 256}};
+static const struct shape shapes[] = {
+    {8, 2, 64},  {32, 4, 128}, {4, 2, 96},   {2, 1, 256}, {3, 3, 64},  {7, 1, 128},
+    {40, 1, 64}, {6, 2, 32},   {20, 1, 256}, {4, 4, 16},  {4, 2, 48},  {3, 3, 80},
+    {6, 1, 112}, {2, 1, 144},  {4, 2, 160},  {3, 1, 192}, {5, 1, 208}, {17, 1, 240}};
 #define N_SHAPES (sizeof shapes / sizeof shapes[0])
 
 static const size_t lengths[] = {1, 31, 32, 33, 255, 256, 257, 1000, 4097};
@@ -307,10 +308,15 @@ Test(attention, shapes_without_kernels_are_refused)
         .kv = {.type = KV_F16, .n_kv_heads = 2, .head_dim = 64}, .n_rows = 1, .n_heads = 3};
     cr_assert_eq(p.cuda->attention(&args, p.stream), EBB_EUNSUPPORTED);
     args.n_heads = 4;
-    args.kv.head_dim = 80;
-    cr_assert_eq(p.cuda->attention(&args, p.stream), EBB_EUNSUPPORTED);
+    for (size_t dim = 0; dim <= HEAD_DIM_MAX + 16; dim += 8) {
+        args.kv.head_dim = dim;
+        if (dim == 0 || dim > HEAD_DIM_MAX || dim % 16 != 0)
+            cr_assert_eq(p.cuda->attention(&args, p.stream), EBB_EUNSUPPORTED, "%zu", dim);
+    }
     args.kv.head_dim = 64;
     args.kv.type = KV_F32;
+    cr_assert_eq(p.cuda->attention(&args, p.stream), EBB_EUNSUPPORTED);
+    args.kv.type = KV_Q8_0;
     cr_assert_eq(p.cuda->attention(&args, p.stream), EBB_EUNSUPPORTED);
     pair_close(&p);
 }

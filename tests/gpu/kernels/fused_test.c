@@ -84,12 +84,13 @@ static struct head_rope_args rope_of(const struct heads *h, float *x, size_t n_h
 
 Test(fused, heads_that_are_rotated_and_stored_at_once_have_the_bits_of_the_operations)
 {
-    static const size_t shapes[][3] = {{32, 4, 128}, {3, 3, 64}, {6, 2, 96}, {2, 1, 256}};
+    static const size_t shapes[][3] = {{32, 4, 128}, {3, 3, 64}, {6, 2, 96}, {2, 1, 256},
+                                       {4, 4, 16},   {4, 2, 48}, {6, 2, 80}, {2, 1, 240}};
     struct pair p = pair_open();
-    for (size_t i = 0; i < 12; i++) {
-        size_t n_rows = (size_t[]){1, 8, MAX_ROWS}[i / 4];
-        struct heads one = heads_of(&p, n_rows, shapes[i % 4]),
-                     all = heads_of(&p, n_rows, shapes[i % 4]);
+    for (size_t i = 0; i < 24; i++) {
+        size_t n_rows = (size_t[]){1, 8, MAX_ROWS}[i / 8];
+        struct heads one = heads_of(&p, n_rows, shapes[i % 8]),
+                     all = heads_of(&p, n_rows, shapes[i % 8]);
         struct head_rope_args q = rope_of(&one, one.q, one.n_heads),
                               k = rope_of(&one, one.k, one.n_kv_heads);
         struct kv_store_args store = {view_of(&one), one.k, one.v, n_rows};
@@ -109,11 +110,12 @@ Test(fused, heads_that_are_rotated_and_stored_at_once_have_the_bits_of_the_opera
 
 Test(fused, attention_that_quantises_has_the_bits_of_attention_and_quantize)
 {
-    static const size_t shapes[][3] = {{32, 4, 128}, {3, 3, 64}, {6, 2, 96}, {2, 1, 256}};
+    static const size_t shapes[][3] = {{32, 4, 128}, {3, 3, 64}, {6, 2, 96}, {2, 1, 256},
+                                       {4, 4, 16},   {4, 2, 48}, {6, 2, 80}, {2, 1, 240}};
     struct pair p = pair_open();
-    for (size_t i = 0; i < 12; i++) {
-        size_t n_rows = (size_t[]){1, 8, MAX_ROWS}[i / 4];
-        struct heads h = heads_of(&p, n_rows, shapes[i % 4]);
+    for (size_t i = 0; i < 24; i++) {
+        size_t n_rows = (size_t[]){1, 8, MAX_ROWS}[i / 8];
+        struct heads h = heads_of(&p, n_rows, shapes[i % 8]);
         size_t n = h.n_heads * h.head_dim, a_bytes = p.cuda->activation_bytes(n);
         void *a[2] = {pair_new(&p, n_rows * a_bytes), pair_new(&p, n_rows * a_bytes)};
         for (size_t j = 0; j < BLOCKS * h.block_bytes / 2; j++)

@@ -33,7 +33,8 @@ static void both_store(struct pair *p, size_t n_kv_heads, size_t head_dim, enum 
 
 Test(kv_store, the_bytes_are_those_of_the_cpu_in_both_types_for_any_shape)
 {
-    static const size_t shapes[][2] = {{4, 128}, {2, 64}, {1, 256}, {3, 96}, {1, 20}, {3, 7}};
+    static const size_t shapes[][2] = {{4, 128}, {2, 64}, {1, 256}, {3, 96},
+                                       {4, 16},  {2, 80}, {1, 20},  {3, 7}};
     struct pair p = pair_open();
     uint64_t state = 51;
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
