@@ -2,7 +2,8 @@
  *
  * The stage then keeps copies of a step's values on "the card", registers the model's pages and records its short steps, all as on a
  * GPU, while the CPU's kernels compute: so what is the stage's own in these paths is held to the same tokens on any machine.
- * DEVICE_STAGE_WAKES=0 also takes the wake descriptor away, so that the stage polls.
+ * DEVICE_STAGE_WAKES=0 also takes the wake descriptor away, so that the stage polls. DEVICE_STAGE_KV_F16=1: keys and values are half
+ * floats or the card is refused, as on a GPU.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -36,7 +37,7 @@ static int describe(const struct platform_card *card, char *name, size_t name_ma
 int main(int argc, char **argv)
 {
     static const struct link_driver *const links[] = {&link_socket, &link_ipc, NULL};
-    const char *wakes = getenv("DEVICE_STAGE_WAKES");
+    const char *wakes = getenv("DEVICE_STAGE_WAKES"), *f16 = getenv("DEVICE_STAGE_KV_F16");
     device = exec_cpu;
     device.is_device = true;
     if (wakes != NULL && strcmp(wakes, "0") == 0)
@@ -45,6 +46,7 @@ int main(int argc, char **argv)
                                        .program = "device-stage",
                                        .memory_open = memory_open,
                                        .describe = describe,
+                                       .kv_f16_only = f16 != NULL && strcmp(f16, "1") == 0,
                                        .exec = &device,
                                        .kernels = kernel_set_cpu,
                                        .links = links};

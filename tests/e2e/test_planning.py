@@ -121,6 +121,7 @@ class Plans(Planning):
 
     def test_what_a_card_is_said_to_hold_is_what_its_stage_holds(self):
         for model, cards, flags in ((DEMO, 1, {}), (DEMO, 2, {"chunk": 128}), (DEMO, 3, {"kernels": "float", "parallel": 2}),
+                                    (DEMO, 2, {"kv": "q8_0"}),
                                     (ARCH / "mixtral.gguf", 2, {}), (ARCH / "qwen2moe.gguf", 1, {"context": 64}),
                                     (ARCH / "llama.gguf", 2, {})):
             with self.subTest(f"{model.name} on {cards}"):

@@ -149,7 +149,7 @@ static const struct bad {
     {"chat: 1\n", 1, "chat: expected true or false, got '1'", NULL},
     {"ignore_eos: True\n", 1, "ignore_eos: expected true or false, got 'True'", NULL},
     {"kernels: avx\n", 1, "kernels: expected one of", "the nearest is avx2"},
-    {"kv: f8\n", 1, "kv: expected one of f16|f32, got 'f8'", NULL},
+    {"kv: f8\n", 1, "kv: expected one of f16|q8_0|f32, got 'f8'", NULL},
     {"log_level: verbose\n", 1, "log_level: expected one of error|warn|info|debug, got 'verbose'", NULL},
     {"on_eof: wait\n", 1, "on_eof: expected one of finish|cancel", NULL},
     {"output: json\n", 1, "output: expected one of text|ids|jsonl, got 'json' (the nearest is jsonl)", NULL},

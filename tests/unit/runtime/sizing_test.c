@@ -2,6 +2,7 @@
  * launched. */
 #include "runtime/sizing.h"
 #include <criterion/criterion.h>
+#include <stdlib.h>
 #include <string.h>
 #include "runtime/launch.h"
 
@@ -87,6 +88,29 @@ Test(sizing, what_was_given_is_taken, .init = two_cards, .fini = done)
     cr_assert_eq(sizing_choose(&z, &s, m, &plan, total, 0, &err), EBB_ERANGE);
     s.context = m->geometry.context_max + 1;
     cr_assert_eq(sizing_choose(&z, &s, m, &plan, total, 0, &err), EBB_ERANGE);
+}
+
+Test(sizing, kv_of_another_type_is_counted_in_its_bytes, .init = two_cards, .fini = done)
+{
+    static const char *const names[] = {"f32", "f16", "q8_0"};
+    static const uint64_t bytes[] = {256, 128, 68};
+    const uint64_t total[] = {24, 24};
+    uint32_t fits[3];
+    for (size_t i = 0; i < 3; i++) {
+        struct sizes z;
+        free(s.kv);
+        s.kv = strdup(names[i]);
+        cr_assert_eq(sizing_choose(&z, &s, m, &plan, total, 0, &err), 0, "%s", err.text);
+        cr_expect_str_eq(z.kv, names[i]);
+        cr_expect_eq(sizing_kv_bytes(&z, 64), bytes[i]);
+        fits[i] = z.kv_tokens;
+        cr_expect(i == 0 || fits[i] >= fits[i - 1], "%s holds fewer positions", names[i]);
+    }
+    struct sizes z;
+    m->geometry.head_dim = 16;
+    cr_assert_eq(sizing_choose(&z, &s, m, &plan, total, 0, &err), EBB_EUNSUPPORTED);
+    cr_expect(strstr(err.text, "--kv q8_0") != NULL && strstr(err.text, "16") != NULL, "%s",
+              err.text);
 }
 
 Test(sizing, each_attempt_asks_for_less, .init = two_cards, .fini = done)

@@ -143,6 +143,18 @@ Test(kv, no_block_is_lost_in_10000_random_operations)
     cr_assert_eq(kv.n_free, N_BLOCKS);
 }
 
+Test(kv, a_block_has_the_bytes_of_its_type)
+{
+    struct kv_shape shape = {.n_layers = 3, .n_kv_heads = 2, .head_dim = 96};
+    const size_t values = (size_t)3 * 2 * KV_BLOCK_TOKENS * 2 * 96;
+    shape.type = KV_F16;
+    cr_assert_eq(kv_block_bytes(&shape), 2 * values);
+    shape.type = KV_F32;
+    cr_assert_eq(kv_block_bytes(&shape), 4 * values);
+    shape.type = KV_Q8_0;
+    cr_assert_eq(kv_block_bytes(&shape), values / 32 * 34);
+}
+
 Test(kv, layers_of_a_block_do_not_overlap)
 {
     struct kv_view first = kv_layer(&kv, 0, NULL, NULL, NULL),
