@@ -73,6 +73,18 @@ static int code_of(cudaError_t rc)
     return rc == cudaErrorMemoryAllocation ? EBB_ENOMEM : EBB_EDRIVER;
 }
 
+/* rc of a launch on s. A Debug build waits for it and says what came of it, at the launch that it came of. */
+static int launch_checked(struct exec_stream *s, int rc)
+{
+#ifdef EBBTIDE_CHECK_LAUNCHES
+    if (rc == 0 && !s->capturing)
+        rc = code_of(cudaStreamSynchronize(s->stream));
+#endif
+    if (rc != 0 && s->failed == 0)
+        s->failed = rc;
+    return rc;
+}
+
 static int device_check(int device, struct error *err)
 {
     int n = 0, major = 0, minor = 0;
@@ -87,8 +99,11 @@ static int device_check(int device, struct error *err)
         return refused(err, "cuda: counting cards", rc);
     if (device >= n)
         return error_set(err, EBB_ENOENT, "cuda:%d: this machine shows %d CUDA cards", device, n);
-    (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    (void)cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    rc = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (rc == cudaSuccess)
+        rc = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    if (rc != cudaSuccess)
+        return refused(err, "cuda: reading the card", rc);
     if (major < 8) {
         struct cudaDeviceProp p;
         bool named = cudaGetDeviceProperties(&p, device) == cudaSuccess;
@@ -278,7 +293,7 @@ static int cuda_graph_launch(struct exec_graph *graph, struct exec_stream *s)
 {
     if (s->capturing)
         return EBB_EUNSUPPORTED;
-    return code_of(cudaGraphLaunch(graph->graph, s->stream));
+    return launch_checked(s, code_of(cudaGraphLaunch(graph->graph, s->stream)));
 }
 
 static void cuda_graph_close(struct exec_graph *graph)
@@ -470,14 +485,7 @@ int exec_cuda_n_multiprocessors(const struct exec_stream *s)
 
 int exec_cuda_launched(struct exec_stream *s)
 {
-    int rc = code_of(cudaGetLastError());
-#ifdef EBBTIDE_CHECK_LAUNCHES
-    if (rc == 0 && !s->capturing)
-        rc = code_of(cudaStreamSynchronize(s->stream));
-#endif
-    if (rc != 0 && s->failed == 0)
-        s->failed = rc;
-    return rc;
+    return launch_checked(s, code_of(cudaGetLastError()));
 }
 
 const struct exec_driver exec_cuda = {

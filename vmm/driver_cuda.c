@@ -410,9 +410,10 @@ static uint64_t nvml_used_bytes(const char *uuid)
 static int driver_check(struct error *err)
 {
     int has = 0, wants = 0;
-    (void)cudaDriverGetVersion(&has);
-    (void)cudaRuntimeGetVersion(&wants);
-    if (has == 0)
+    bool told =
+        cudaDriverGetVersion(&has) == cudaSuccess && cudaRuntimeGetVersion(&wants) == cudaSuccess;
+    (void)cudaGetLastError(); /* of a machine without a driver */
+    if (!told || has == 0)
         return error_set(err, EBB_EDRIVER, "there is no NVIDIA driver here");
     if (has / 1000 < wants / 1000)
         return error_set(err, EBB_EDRIVER,
