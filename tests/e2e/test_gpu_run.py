@@ -27,12 +27,13 @@ class GpuRun(EbbtideTest):
                 self.assertIn(row["verdict"], ("ok", "short") if row["aim"] else ("",), row)
 
     def test_the_first_half_of_the_figures(self):
-        parts = [flag for name in ("load", "decode", "side-by-side", "prefill", "misses", "receipts", "waits")
+        parts = [flag for name in ("load", "decode", "side-by-side", "prefill", "misses", "receipts", "waits", "trace")
                  for flag in ("--only", name)]  # not the products: test_bench has them
         output, rows = self.run_parts(*parts)
         self.check(rows, "load to READY", "decode behind 0", "decode, 8 side by side", "prefill 1024", "decode, experts half missing",
                    "decode, experts wholly missing", "shrink by", "grow by", "wait_us while decoding", "wait_us while prefilling")
         self.assertRegex(output, r"(?m)^\d+ passed, 0 failed, 0 skipped$")
+        self.assertIn('"traceEvents"', (self.sandbox / "log" / "trace.json").read_text(encoding="utf-8"))
 
     def test_the_second_half_of_the_figures(self):
         output, rows = self.run_parts("--figures", "2")
