@@ -77,6 +77,12 @@ static int held_read(const struct message *m, struct held *h, struct error *err)
             return code;
     }
     int code = message_u64(m, "kv_blocks", 1, UINT32_MAX / 2, &h->kv_blocks, err);
+    h->kv_blocks_max = h->kv_blocks;
+    if (code == 0)
+        code =
+            message_u64(m, "kv_blocks_max", h->kv_blocks, UINT32_MAX / 2, &h->kv_blocks_max, err);
+    if (code == EBB_ENOENT)
+        code = h->kv_blocks != 0 ? 0 : EBB_ENOENT;
     return code != 0 ? code : message_u64(m, "block_tokens", 1, 65536, &h->block_tokens, err);
 }
 
@@ -95,6 +101,7 @@ void bringup_held(struct engine *e, struct peer *p, const struct message *m)
                    plan->layer_last, first, last);
     } else {
         p->state = PEER_HELD;
+        p->grant = (struct kv_grant){.kv_blocks = p->held.kv_blocks};
     }
 }
 
@@ -163,6 +170,7 @@ static void load_send(struct engine *e, struct peer *p)
     line_u64(&w, "context", e->sizes.context);
     line_u64(&w, "sequences", e->sizes.n_sequences);
     line_u64(&w, "kv_tokens", e->sizes.kv_tokens);
+    line_u64(&w, "kv_tokens_max", e->sizes.kv_tokens_max);
     line_u64(&w, "chunk", e->sizes.chunk);
     if (s->threads > 0)
         line_u64(&w, "threads", s->threads);
@@ -298,7 +306,7 @@ static uint32_t groups_count(const struct engine *e)
     return n_groups;
 }
 
-/* One count of KV credits serves all stages: the smallest. */
+/* One count of KV credits serves all stages: the smallest of what they may grow to, and of what they hold at the start. */
 static int credits_open(struct engine *e, struct error *err)
 {
     struct sched_shape shape = {.n_stages = e->n_peers,
@@ -308,6 +316,7 @@ static int credits_open(struct engine *e, struct error *err)
                                 .chunk = e->sizes.chunk,
                                 .context = e->sizes.context,
                                 .n_blocks = UINT32_MAX,
+                                .n_granted = UINT32_MAX,
                                 .block_tokens = (uint32_t)e->peers[0].held.block_tokens,
                                 .run_ahead = true};
     for (uint32_t i = 0; i < e->n_peers; i++) {
@@ -316,28 +325,31 @@ static int credits_open(struct engine *e, struct error *err)
             return error_set(err, EBB_EMISMATCH,
                              "card %s: KV blocks of %" PRIu64 " positions, card %s has %u",
                              p->label, p->held.block_tokens, e->peers[0].label, shape.block_tokens);
-        if (p->held.kv_blocks < shape.n_blocks)
-            shape.n_blocks = (uint32_t)p->held.kv_blocks;
-        if (p->held.kv_blocks * shape.block_tokens < e->sizes.context)
+        if (p->held.kv_blocks_max < shape.n_blocks)
+            shape.n_blocks = (uint32_t)p->held.kv_blocks_max;
+        if (p->held.kv_blocks < shape.n_granted)
+            shape.n_granted = (uint32_t)p->held.kv_blocks;
+        if (p->held.kv_blocks_max * shape.block_tokens < e->sizes.context)
             return error_set(err, EBB_ENOMEM,
                              "card %s: %" PRIu64 " KV blocks of %u positions, a context has %u",
-                             p->label, p->held.kv_blocks, shape.block_tokens, e->sizes.context);
+                             p->label, p->held.kv_blocks_max, shape.block_tokens, e->sizes.context);
     }
     return scheduler_open(&e->scheduler, &shape, err);
 }
 
-/* A restarted stage must keep what was promised in its name. */
+/* A restarted stage must keep what was promised in its name, as the start's amount and as what may be asked of it. */
 static void credits_check(struct engine *e)
 {
     struct sched_shape shape = scheduler_shape(e->scheduler);
     for (uint32_t i = 0; i < e->n_peers; i++) {
         struct peer *p = &e->peers[i];
         if (p->state == PEER_HELD &&
-            (p->held.kv_blocks < shape.n_blocks || p->held.block_tokens != shape.block_tokens))
-            peer_break(p, EBB_ENOMEM,
-                       "it came back with %" PRIu64 " KV blocks of %" PRIu64
-                       ", %u of %u were promised",
-                       p->held.kv_blocks, p->held.block_tokens, shape.n_blocks, shape.block_tokens);
+            (p->held.kv_blocks < shape.n_granted || p->held.kv_blocks_max < shape.n_blocks ||
+             p->held.block_tokens != shape.block_tokens))
+            peer_break(
+                p, EBB_ENOMEM,
+                "it came back with %" PRIu64 " KV blocks of %" PRIu64 ", %u of %u were promised",
+                p->held.kv_blocks, p->held.block_tokens, shape.n_granted, shape.block_tokens);
     }
 }
 

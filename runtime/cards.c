@@ -258,6 +258,7 @@ void cards_receipt(struct engine *e, struct peer *p, const struct message *m)
     k->lines[p->index] = strdup(line);
     k->freed_mib += r.freed_mib;
     k->shortfall_mib += r.shortfall_mib;
+    scheduler_credit_retry(e->scheduler);
     vram_part_done(e, p);
 }
 
@@ -301,11 +302,12 @@ static char *line_without_stage(const struct engine *e, const struct peer *p, en
             " cache_mib=0 cache_full_mib=0 cache_floor_mib=0 slots=0 slots_full=%" PRIu64
             " slots_floor=0 resident=0 kv_blocks=%" PRIu64
             " kv_blocks_free=0 sequences=0 prompt_chunk=%" PRIu32
-            " steps=0 hits=0 lookups=0 promotions=0\n",
+            " steps=0 hits=0 lookups=0 promotions=0 kv_mib=0 kv_blocks_max=%" PRIu64 "\n",
             p->index, p->card->kind == CARD_CUDA ? "cuda" : "cpu",
             named != NULL ? named : "name=", plan->layer_first, plan->layer_last, p->total_mib,
             leases_in_force(&e->leases, p->index), e->leases.base_mib[p->index],
-            e->sizes.segment_mib, p->held.slots_full, p->held.kv_blocks, e->sizes.chunk);
+            e->sizes.segment_mib, p->held.slots_full, p->held.kv_blocks, e->sizes.chunk,
+            p->held.kv_blocks_max);
     else
         (void)snprintf(line, sizeof line,
                        "LEDGER device=%" PRIu32 " total=%" PRIu64

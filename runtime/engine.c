@@ -131,13 +131,19 @@ static int poll_timeout(const struct engine *e)
         return 10;
     if (vacancy_timeout(e) >= 0)
         return vacancy_timeout(e);
-    if (e->phase != PHASE_SERVING || scheduler_counts(e->scheduler).n_steps > 0)
+    if (e->phase != PHASE_SERVING)
+        return 1000;
+    struct sched_counts counts = scheduler_counts(e->scheduler);
+    int quiet = steps_timeout(e);
+    if (quiet >= 0 && quiet < 1000)
+        return quiet;
+    if (counts.n_steps > 0 || counts.n_credit_asked > 0)
         return 1000;
     for (uint32_t i = 0; i < e->n_peers; i++)
         if (e->peers[i].vram != NULL || e->peers[i].stat.first != NULL ||
             e->peers[i].ledger.first != NULL)
             return 1000;
-    return -1;
+    return quiet;
 }
 
 static void wait_and_serve(struct engine *e, int timeout)

@@ -52,7 +52,11 @@ enum { LINK_IN = 1, LINK_OUT = 2, LINK_BACK_IN = 4, LINK_BACK_OUT = 8 };
 struct held { /* HELD, in bytes */
     uint64_t weights, kv, cache, workspace, stream, link, blas, context, free, total, slots,
         slots_full, host_registered;
-    uint64_t kv_blocks, block_tokens, threads;
+    uint64_t kv_blocks, kv_blocks_max, block_tokens, threads;
+};
+
+struct kv_grant { /* HELD, then CREDITED: what the card backs, and its figures at that moment */
+    uint64_t kv_blocks, free_mib, reserve_mib, cache_mib, cache_floor_mib;
 };
 
 #define PEER_HOLDERS_MAX 4
@@ -92,6 +96,8 @@ struct peer {
     struct held held;
     uint64_t sent_mib; /* the reserve it was last told, by LOAD or VRAM */
     uint64_t met_mib;  /* of the reserve, what was left free when it last said so */
+    struct kv_grant grant;
+    bool credit_owed; /* CREDITED to come */
     uint64_t progress_done, progress_total;
     uint32_t link_wanted, link_done; /* LINK_ bits */
     struct asked_queue stat, ledger;
@@ -213,6 +219,7 @@ struct engine {
     uint32_t epoch, plan_attempts, restart_failures;
     uint64_t look_began_us, looked_us, look_told_us; /* vacancy.c; 0 = never */
     uint64_t available_mib; /* this machine's free memory before the first stage */
+    uint64_t surplus_us;    /* since when more KV is granted than needed, 0 = it is not */
     uint64_t retry_us;      /* RECOVERING: launch again at this time; 0 = as soon as may be */
     uint64_t ending_us;
 

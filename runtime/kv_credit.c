@@ -10,7 +10,7 @@
 
 int kv_credit_open(struct kv_credit *c, uint32_t n_blocks, struct error *err)
 {
-    *c = (struct kv_credit){.n_blocks = n_blocks, .n_free = n_blocks};
+    *c = (struct kv_credit){.n_blocks = n_blocks, .n_free = n_blocks, .n_limit = n_blocks};
     c->users = calloc(n_blocks + 1u, sizeof *c->users);
     c->free = calloc(n_blocks + 1u, sizeof *c->free);
     if (c->users == NULL || c->free == NULL) {
@@ -45,7 +45,7 @@ void kv_holding_close(struct kv_holding *h)
 bool kv_take(struct kv_credit *c, struct kv_holding *h, uint32_t n)
 {
     assert(h->n + n <= h->n_max);
-    if (n > c->n_free)
+    if (n > kv_credit_left(c))
         return false;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t block = c->free[--c->n_free];

@@ -161,6 +161,7 @@ static const struct said {
     {"DROPPED", steps_ordered},
     {"VRAM", cards_receipt},
     {"PONG", said_pong},
+    {"CREDITED", steps_credited},
     {"HOLDER", vacancy_holder},
     {"HOLDERS-DONE", vacancy_holders_done},
 };
@@ -307,7 +308,8 @@ void peer_watch(struct engine *e, struct peer *p, uint64_t now)
     if (p->deaf && !p->broken)
         peer_exited(e, p);
     bool owes = e->scheduler != NULL && scheduler_counts(e->scheduler).n_steps > 0;
-    owes = owes || p->vram != NULL || p->stat.first != NULL || p->ledger.first != NULL;
+    owes = owes || p->credit_owed || p->vram != NULL || p->stat.first != NULL ||
+           p->ledger.first != NULL;
     if (p->broken || now - p->heard_us < SILENT_US)
         return;
     if (p->state == PEER_STARTED) {

@@ -50,8 +50,10 @@ void recovery_begin(struct engine *e, const struct error *why)
         e->retry_us = now_us() + (pause < PAUSE_MAX_US ? pause : PAUSE_MAX_US);
         e->restart_failures++;
     }
-    for (uint32_t i = 0; i < e->n_peers; i++)
+    for (uint32_t i = 0; i < e->n_peers; i++) {
         e->peers[i].n_owed = 0;
+        e->peers[i].credit_owed = false;
+    }
     scheduler_reset(e->scheduler);
     requests_charge(e, again, why);
     if (e->restart_failures > e->settings->stage_attempts)
@@ -85,6 +87,7 @@ void recovery_done(struct engine *e)
     e->unsettled = true;
     for (uint32_t i = 0; i < e->n_peers; i++)
         cards_peer_ready(e, &e->peers[i]);
+    steps_credits_known(e);
     if (was_recovery)
         engine_log(e, "info", "all stages run again, epoch %u", e->epoch);
 }

@@ -3,7 +3,7 @@
  * Owns every sequence from submit() to its drop, the table of steps in flight and the count of KV
  * blocks. Orders that must go before the next step (START, FORK, DROP) wait in a small ring;
  * admission runs only when it is empty, so a sequence number is never reused before its DROP was
- * handed out, and the ring can hold every slot's DROP plus one START and one FORK.
+ * handed out, and the ring can hold every slot's DROP plus one START, one FORK and one CREDIT.
  *
  * Donors give way whenever admission lacks blocks or numbers, least recently used first. The donor
  * to be forked goes last: if even its own blocks are needed, only whole blocks are shared and it is
@@ -70,10 +70,14 @@ int scheduler_open(struct scheduler **out, const struct sched_shape *shape, stru
     if (s->n_steps_max > STEPS_MAX)
         s->n_steps_max = STEPS_MAX;
     s->n_orders_max = shape->n_slots + 4;
+    s->n_refused = s->n_low = UINT32_MAX;
+    if (s->shape.n_granted == 0 || s->shape.n_granted > shape->n_blocks)
+        s->shape.n_granted = shape->n_blocks;
     s->slot_used = calloc(shape->n_slots, sizeof *s->slot_used);
     s->steps = calloc(s->n_steps_max, sizeof *s->steps);
     s->orders = calloc(s->n_orders_max, sizeof *s->orders);
     int code = kv_credit_open(&s->credit, shape->n_blocks, err);
+    s->credit.n_limit = s->shape.n_granted;
     bool whole = s->slot_used != NULL && s->steps != NULL && s->orders != NULL;
     for (uint32_t i = 0; whole && i < s->n_steps_max; i++) {
         s->steps[i].runs = calloc(shape->parallel, sizeof *s->steps[i].runs);
@@ -143,6 +147,7 @@ int scheduler_submit(struct scheduler *s, void *owner, const int32_t *prompt, ui
     q->top = top;
     q->order = ++s->order;
     list_append(&s->waiting, q);
+    s->n_refused = UINT32_MAX;
     *out = q;
     return 0;
 }
@@ -212,6 +217,24 @@ static uint32_t slot_take(struct scheduler *s)
     return 0;
 }
 
+/* Whether the stages may grant that many blocks in all; the order is on its way then. */
+static bool credit_ask(struct scheduler *s, uint32_t n_blocks)
+{
+    if (n_blocks <= s->credit.n_limit || n_blocks > s->credit.n_blocks || n_blocks >= s->n_refused)
+        return false;
+    s->n_asked = n_blocks;
+    order_add(s, (struct sched_order){.kind = ORDER_CREDIT, .n = n_blocks});
+    return true;
+}
+
+/* What could be taken if only the donor's first `whole` blocks stayed. */
+static uint32_t left_without(const struct scheduler *s, const struct sched_seq *donor,
+                             uint32_t whole)
+{
+    uint32_t used = kv_credit_used(&s->credit) - kv_private(&s->credit, &donor->holding, whole);
+    return s->credit.n_limit > used ? s->credit.n_limit - used : 0;
+}
+
 /* Frees donors until `need` blocks and a slot are there. *donor and *n say what can still be
  * forked; *spent: the donor must be dropped after the fork. false: live sequences hold too much. */
 static bool room_make(struct scheduler *s, uint32_t total, struct sched_seq **donor, uint32_t *n,
@@ -221,22 +244,21 @@ static bool room_make(struct scheduler *s, uint32_t total, struct sched_seq **do
     *spent = false;
     for (;;) {
         uint32_t need = total - *n / block;
-        if (s->credit.n_free >= need && slots_free(s) > 0)
+        if (kv_credit_left(&s->credit) >= need && slots_free(s) > 0)
             return true;
         struct sched_seq *oldest = donor_oldest(s, *donor);
         if (oldest != NULL) {
             donor_drop(s, oldest);
             continue;
         }
-        if (*donor == NULL)
-            return false;
         uint32_t whole = *n / block;
-        if (whole > 0 && slots_free(s) > 0 &&
-            s->credit.n_free + kv_private(&s->credit, &(*donor)->holding, whole) >= total - whole) {
+        if (whole > 0 && slots_free(s) > 0 && left_without(s, *donor, whole) >= total - whole) {
             *n = whole * block;
             *spent = true;
             return true;
         }
+        if (credit_ask(s, kv_credit_used(&s->credit) + need) || *donor == NULL)
+            return false;
         donor_drop(s, *donor);
         *donor = NULL;
         *n = 0;
@@ -249,12 +271,15 @@ static bool admit(struct scheduler *s)
     struct sched_seq *q = s->waiting.first, *donor;
     uint32_t n;
     bool spent;
-    if (q == NULL || s->live.n >= s->shape.parallel)
+    if (q == NULL || s->live.n >= s->shape.parallel || s->n_asked != 0)
         return false;
     uint32_t total = blocks_for(s, q->n_max);
     donor = donor_find(s, q, &n);
-    if (!room_make(s, total, &donor, &n, &spent))
+    if (!room_make(s, total, &donor, &n, &spent)) {
+        if (s->n_asked == 0 && s->live.n == 0) /* nobody will give anything back */
+            order_add(s, (struct sched_order){.kind = ORDER_REFUSE, .seq = q, .n = total});
         return false;
+    }
     list_remove(&s->waiting, q);
     q->slot = slot_take(s);
     q->state = SEQ_LIVE;
@@ -308,12 +333,12 @@ static bool donors_thin(struct scheduler *s, struct sched_seq *fresh)
     return false;
 }
 
-static void start_order_forget(struct scheduler *s, const struct sched_seq *q)
+static void seq_orders_forget(struct scheduler *s, const struct sched_seq *q)
 {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < s->n_orders; i++) {
         struct sched_order o = s->orders[(s->order_first + i) % s->n_orders_max];
-        if (o.kind != ORDER_START || o.seq != q)
+        if (o.seq != q)
             s->orders[(s->order_first + kept++) % s->n_orders_max] = o;
     }
     s->n_orders = kept;
@@ -321,13 +346,14 @@ static void start_order_forget(struct scheduler *s, const struct sched_seq *q)
 
 void scheduler_end(struct scheduler *s, struct sched_seq *q, uint64_t last_step)
 {
+    seq_orders_forget(s, q);
+    s->n_refused = UINT32_MAX;
     if (q->state == SEQ_WAITING) {
         list_remove(&s->waiting, q);
         seq_free(s, q);
         return;
     }
     assert(q->state == SEQ_LIVE);
-    start_order_forget(s, q);
     for (uint32_t i = 0; i < s->n_steps_max; i++)
         for (uint32_t j = 0; s->steps[i].id != 0 && j < s->steps[i].n_runs; j++) {
             struct sched_run *run = &s->steps[i].runs[j];
@@ -428,6 +454,55 @@ void scheduler_reset(struct scheduler *s)
         list_insert_ordered(&s->waiting, q);
     }
     s->n_orders = 0;
+    s->n_asked = 0;
+    s->n_refused = s->n_low = UINT32_MAX;
+}
+
+void scheduler_credited(struct scheduler *s, uint32_t n_granted)
+{
+    uint32_t asked = s->n_asked;
+    if (n_granted > s->credit.n_blocks)
+        n_granted = s->credit.n_blocks;
+    if (n_granted > s->credit.n_limit)
+        s->n_low = UINT32_MAX;
+    if (n_granted < asked)
+        s->n_refused = asked;
+    s->credit.n_limit = n_granted;
+    s->n_asked = 0;
+}
+
+void scheduler_credit_retry(struct scheduler *s)
+{
+    s->n_refused = UINT32_MAX;
+}
+
+/* What live sequences and the start's amount need; shared blocks count twice, which only errs to the
+ * safe side. */
+static uint32_t blocks_needed(const struct scheduler *s)
+{
+    uint32_t n = 0;
+    for (const struct sched_seq *q = s->live.first; q != NULL; q = q->next)
+        n += q->holding.n;
+    return n > s->shape.n_granted ? n : s->shape.n_granted;
+}
+
+bool scheduler_has_surplus(const struct scheduler *s)
+{
+    if (s->credit.n_limit <= s->shape.n_granted || s->waiting.n > 0 || s->n_asked != 0)
+        return false;
+    uint32_t needed = blocks_needed(s);
+    return needed < s->credit.n_limit && needed < s->n_low;
+}
+
+void scheduler_give_back(struct scheduler *s)
+{
+    uint32_t needed = blocks_needed(s);
+    if (s->n_orders > 0 || !scheduler_has_surplus(s))
+        return;
+    while (kv_credit_used(&s->credit) > needed && s->donors.n > 0)
+        donor_drop(s, donor_oldest(s, NULL));
+    s->n_asked = s->n_low = needed;
+    order_add(s, (struct sched_order){.kind = ORDER_CREDIT, .n = needed});
 }
 
 struct sched_counts scheduler_counts(const struct scheduler *s)
@@ -436,7 +511,8 @@ struct sched_counts scheduler_counts(const struct scheduler *s)
                                  .n_live = s->live.n,
                                  .n_donors = s->donors.n,
                                  .n_steps = s->n_steps,
-                                 .n_blocks_free = s->credit.n_free};
+                                 .n_blocks_free = kv_credit_left(&s->credit),
+                                 .n_credit_asked = s->n_asked};
 }
 
 struct sched_shape scheduler_shape(const struct scheduler *s)

@@ -7,6 +7,10 @@
  *
  *   admission   first come, first served, at most `parallel`; a sequence starts when blocks for all
  *               its positions are promised
+ *   credits     where the stages grant less than they may grow to and ended sequences are given up
+ *               already, admission asks for more before anybody waits; one who cannot be served even
+ *               alone is refused. What live sequences no longer need is given back when the caller,
+ *               who knows the time, says so
  *   prompt      chunks of at most `chunk` rows, each a step of its own; chunk k+1 may be in flight
  *               before k is answered
  *   decode      one row a sequence; with n sequences, G groups of about n/G rows are in flight. G is
@@ -34,7 +38,8 @@ struct sched_shape {
     uint32_t n_slots;            /* sequence numbers a stage knows, donors included; > parallel */
     uint32_t chunk;              /* rows of a step at most */
     uint32_t context;            /* positions of one sequence at most */
-    uint32_t n_blocks, block_tokens;
+    uint32_t n_blocks, block_tokens; /* KV blocks that the stages may grow to */
+    uint32_t n_granted;              /* granted at the start; 0: n_blocks */
     bool run_ahead;
 };
 
@@ -80,13 +85,21 @@ struct sched_step {
     struct sched_run *runs; /* owned [parallel] */
 };
 
-enum sched_order_kind { ORDER_START, ORDER_FORK, ORDER_DROP, ORDER_STEP };
+enum sched_order_kind {
+    ORDER_START,
+    ORDER_FORK,
+    ORDER_DROP,
+    ORDER_STEP,
+    ORDER_CREDIT,
+    ORDER_REFUSE
+};
 
 struct sched_order {
     enum sched_order_kind kind;
-    struct sched_seq *seq;   /* START: it was admitted (again, after a reset) */
+    struct sched_seq *seq;   /* START: it was admitted (again, after a reset). REFUSE: it needs n
+                                blocks, which cannot be had; scheduler_end() is due now */
     uint32_t new_slot, slot; /* FORK new old; DROP slot */
-    uint32_t n;              /* FORK */
+    uint32_t n;              /* FORK; CREDIT: blocks to be granted in all; REFUSE */
     struct sched_step *step; /* STEP */
 };
 
@@ -125,8 +138,18 @@ void scheduler_retire(struct scheduler *s, struct sched_step *step);
  * the front to be run again from position 0 over all tokens known so far. */
 void scheduler_reset(struct scheduler *s);
 
+/* The answer to ORDER_CREDIT: what every stage grants now. Also without one, after a reset. */
+void scheduler_credited(struct scheduler *s, uint32_t n_granted);
+/* What was refused may be had now: memory was given back. */
+void scheduler_credit_retry(struct scheduler *s);
+/* Nobody waits, and more is granted than live sequences and the start's amount need. */
+bool scheduler_has_surplus(const struct scheduler *s);
+/* Asks for no more than that, giving up ended sequences that stand in the way. */
+void scheduler_give_back(struct scheduler *s);
+
 struct sched_counts {
     uint32_t n_waiting, n_live, n_donors, n_steps, n_blocks_free;
+    uint32_t n_credit_asked; /* ORDER_CREDIT is not answered yet */
 };
 struct sched_shape scheduler_shape(const struct scheduler *s);
 struct sched_counts scheduler_counts(const struct scheduler *s);

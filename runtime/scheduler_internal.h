@@ -17,6 +17,9 @@ struct seq_list {
 struct scheduler {
     struct sched_shape shape;
     struct kv_credit credit;
+    uint32_t n_asked;   /* blocks of the ORDER_CREDIT that is not answered, 0 none */
+    uint32_t n_refused; /* as many were asked for and not granted */
+    uint32_t n_low; /* the least that was given back to since it last grew: less brings nothing */
     struct seq_list waiting, live, donors;
     uint64_t turn, order; /* only grow */
     bool *slot_used;      /* owned [n_slots] */

@@ -57,11 +57,12 @@ struct settings {
     uint32_t context;   /* --context: positions of one sequence, 0 = the model's, at most 8192 */
     uint32_t parallel;  /* --parallel: sequences at once, 4 */
     uint32_t kv_tokens; /* --kv-tokens: positions of all sequences together, 0 = chosen */
-    uint32_t chunk;     /* --chunk: rows of a prompt step, 0 = chosen (sizing.h) */
-    uint32_t threads;   /* --threads: of a CPU card, 0 = as many as processors that it may use */
-    char *pin;     /* --pin none|cores|numa|LIST: the processors of CPU cards (protocol/pin.h) */
-    char *kernels; /* --kernels auto|avx512|avx2|reference|float */
-    char *kv;      /* --kv f16|q8_0|f32 (float kernels: f32) */
+    uint32_t kv_tokens_max; /* --kv-tokens-max: what they may grow to, 0 = context * parallel */
+    uint32_t chunk;         /* --chunk: rows of a prompt step, 0 = chosen (sizing.h) */
+    uint32_t threads; /* --threads: of a CPU card, 0 = as many as processors that it may use */
+    char *pin;        /* --pin none|cores|numa|LIST: the processors of CPU cards (protocol/pin.h) */
+    char *kernels;    /* --kernels auto|avx512|avx2|reference|float */
+    char *kv;         /* --kv f16|q8_0|f32 (float kernels: f32) */
     char *launch;  /* --launch TEMPLATE: how a stage is started; {stage} {host} {card}; "{stage}" */
     char *name;    /* --name: of the control socket; default "ebbtide-<pid>" */
     char *control; /* --control PATH: of the control socket; "none" = no socket; default by name */

@@ -1,7 +1,8 @@
 /* runtime/sizing.c - the decisions of bring-up.
  *
  * KV: context * parallel where it takes no more than a quarter of what the tightest card has left
- * beside its dense weights; else the largest that does, one context at least. Segments: 512 MiB
+ * beside its dense weights; else the largest that does, one context at least. It may grow to
+ * context * parallel. Segments: 512 MiB
  * unless a card cannot hold two of them beside the rest; then the largest power of two of which
  * about eight fit, but never less than an expert takes. The workspace is only guessed here (rows of every buffer that a step needs); the
  * guess decides nothing but these two roundings.
@@ -161,13 +162,18 @@ static int context_choose(struct sizes *z, const struct settings *s, const struc
         return error_set(err, EBB_ERANGE,
                          "--context %" PRIu32 ": the model was made for %" PRIu32 " positions",
                          z->context, most);
-    if (s->kv_tokens != 0 && s->kv_tokens < z->context) {
+    if (s->kv_tokens_max != 0 && s->kv_tokens_max < s->kv_tokens)
+        return error_set(err, EBB_ERANGE,
+                         "--kv-tokens-max %" PRIu32 " is less than --kv-tokens %" PRIu32,
+                         s->kv_tokens_max, s->kv_tokens);
+    uint32_t held = s->kv_tokens_max != 0 ? s->kv_tokens_max : s->kv_tokens;
+    if (held != 0 && held < z->context) {
         if (s->context != 0)
             return error_set(err, EBB_ERANGE,
-                             "--kv-tokens %" PRIu32
+                             "--kv-tokens%s %" PRIu32
                              " is less than one sequence of --context %" PRIu32,
-                             s->kv_tokens, s->context);
-        z->context = s->kv_tokens;
+                             s->kv_tokens_max != 0 ? "-max" : "", held, s->context);
+        z->context = held;
     }
     if (z->context < 2)
         return error_set(err, EBB_ERANGE,
@@ -224,7 +230,12 @@ int sizing_choose(struct sizes *z, const struct settings *s, const struct model 
     if (z->chunk > z->context)
         z->chunk = z->context;
     z->kv_tokens = s->kv_tokens != 0 ? s->kv_tokens : kv_choose(s, m, plan, total_mib, z);
+    if (s->kv_tokens_max != 0 && z->kv_tokens > s->kv_tokens_max)
+        z->kv_tokens = s->kv_tokens_max;
     code = shrink(z, s, attempt, err);
+    uint64_t most = s->kv_tokens_max != 0 ? s->kv_tokens_max : (uint64_t)z->context * s->parallel;
+    most = most < z->kv_tokens ? z->kv_tokens : most;
+    z->kv_tokens_max = most < UINT32_MAX ? (uint32_t)most : UINT32_MAX;
     if (code == 0)
         z->segment_mib =
             s->segment_mib != 0 ? s->segment_mib : segment_choose(s, m, plan, total_mib, z);

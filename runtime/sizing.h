@@ -12,7 +12,7 @@
 #include "runtime/settings.h"
 
 struct sizes {
-    uint32_t context, kv_tokens, chunk, n_sequences;
+    uint32_t context, kv_tokens, kv_tokens_max, chunk, n_sequences;
     uint64_t segment_mib;
     const char *kv; /* as LOAD names it: f16, q8_0, f32; constant */
 };

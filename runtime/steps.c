@@ -14,6 +14,7 @@
 #include "runtime/sampling.h"
 
 #define IDS_PER_LINE 4000u
+#define KV_QUIET_US  UINT64_C(1000000) /* KV that nobody needs for so long goes back */
 #define OWED_MAX     16u /* FORKs and DROPs that a stage has not confirmed; its queue is short */
 
 static void line_out(struct engine *e, struct line_writer *w)
@@ -100,15 +101,114 @@ static void drop_send(struct engine *e, uint32_t slot)
     order_out(e, &w);
 }
 
+static void credit_send(struct engine *e, uint32_t n_blocks)
+{
+    struct line_writer w;
+    for (uint32_t i = 0; i < e->n_peers; i++)
+        e->peers[i].credit_owed = true;
+    line_begin(&w, e->line, LINE_BYTES_MAX, "CREDIT");
+    line_bare_i64(&w, n_blocks);
+    order_out(e, &w);
+}
+
+/* The card that grants the least. */
+static const struct peer *tightest(const struct engine *e)
+{
+    const struct peer *least = &e->peers[0];
+    for (uint32_t i = 1; i < e->n_peers; i++)
+        if (e->peers[i].grant.kv_blocks < least->grant.kv_blocks)
+            least = &e->peers[i];
+    return least;
+}
+
+/* A request whose positions no card's floor leaves room for, though nobody else runs. */
+static void request_refuse(struct engine *e, const struct sched_order *o)
+{
+    const struct peer *p = tightest(e);
+    const struct kv_grant *g = &p->grant;
+    uint32_t block = (uint32_t)p->held.block_tokens;
+    struct error err;
+    (void)error_set(&err, EBB_ENOMEM,
+                    "card %s: KV for %" PRIu32 " positions wanted, %" PRIu64
+                    " can be had: the expert cache is at %" PRIu64 " MiB, its floor at %" PRIu64
+                    ", %" PRIu64 " MiB are free and %" PRIu64 " reserved",
+                    p->label, o->n * block, g->kv_blocks * block, g->cache_mib, g->cache_floor_mib,
+                    g->free_mib, g->reserve_mib);
+    engine_log(e, "warn", "%s", err.text);
+    request_end(e, o->seq->owner, "error", &err);
+}
+
+void steps_credits_known(struct engine *e)
+{
+    for (uint32_t i = 0; i < e->n_peers; i++)
+        if (e->peers[i].credit_owed)
+            return;
+    scheduler_credited(e->scheduler, (uint32_t)tightest(e)->grant.kv_blocks);
+}
+
+void steps_credited(struct engine *e, struct peer *p, const struct message *m)
+{
+    struct kv_grant g = {0};
+    struct error err = {0};
+    const struct {
+        const char *key;
+        uint64_t *value;
+    } keys[] = {{"free_mib", &g.free_mib},
+                {"reserve_mib", &g.reserve_mib},
+                {"cache_mib", &g.cache_mib},
+                {"cache_floor_mib", &g.cache_floor_mib}};
+    int code = message_u64(m, "kv_blocks", p->held.kv_blocks, UINT32_MAX / 2, &g.kv_blocks, &err);
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0] && code == 0; i++) {
+        code = message_u64(m, keys[i].key, 0, UINT64_MAX, keys[i].value, &err);
+        code = code == EBB_ENOENT ? 0 : code;
+    }
+    if (code != 0) {
+        peer_break(p, EBB_EPEER, "CREDITED: %s", err.code != 0 ? err.text : "wants kv_blocks=");
+        return;
+    }
+    p->grant = g;
+    p->n_owed -= p->n_owed > 0;
+    if (!p->credit_owed || e->phase != PHASE_SERVING)
+        return;
+    p->credit_owed = false;
+    steps_credits_known(e);
+}
+
+/* KV that nobody needs goes back after a quiet while, so that it does not go to and fro. */
+static void surplus_watch(struct engine *e)
+{
+    if (!scheduler_has_surplus(e->scheduler)) {
+        e->surplus_us = 0;
+        return;
+    }
+    if (e->surplus_us == 0)
+        e->surplus_us = now_us();
+    if (now_us() - e->surplus_us < KV_QUIET_US)
+        return;
+    scheduler_give_back(e->scheduler);
+    e->surplus_us = 0;
+}
+
+int steps_timeout(const struct engine *e)
+{
+    uint64_t passed = e->surplus_us != 0 ? now_us() - e->surplus_us : 0;
+    if (e->surplus_us == 0)
+        return -1;
+    return passed < KV_QUIET_US ? (int)((KV_QUIET_US - passed) / 1000 + 1) : 0;
+}
+
 void steps_pump(struct engine *e)
 {
     struct sched_order o;
+    surplus_watch(e);
     while (e->phase == PHASE_SERVING && orders_flow(e) && scheduler_next(e->scheduler, &o)) {
         switch (o.kind) {
         case ORDER_START: request_started(e, o.seq->owner); break;
         case ORDER_FORK: fork_send(e, &o); break;
         case ORDER_DROP: drop_send(e, o.slot); break;
         case ORDER_STEP: step_send(e, o.step); break;
+        case ORDER_CREDIT: credit_send(e, o.n); break;
+        case ORDER_REFUSE: request_refuse(e, &o); break;
         }
     }
 }

@@ -115,6 +115,9 @@ static int read_numbers(const struct message *m, struct load_settings *l, struct
         rc = optional(message_u64(m, "segment_mib", 1, UINT64_C(1) << 20, &l->segment_mib, err));
     if (rc == 0)
         rc = optional(message_u64(m, "kv_tokens", 1, UINT64_C(1) << 40, &l->kv_tokens, err));
+    if (rc == 0)
+        rc =
+            optional(message_u64(m, "kv_tokens_max", 1, UINT64_C(1) << 40, &l->kv_tokens_max, err));
     return rc;
 }
 
@@ -194,6 +197,8 @@ static int open_model(struct stage *s, const struct message *m, struct error *er
         l->context = g->context_max < CONTEXT_DEFAULT_MAX ? g->context_max : CONTEXT_DEFAULT_MAX;
     if (l->kv_tokens == 0)
         l->kv_tokens = l->context;
+    if (l->kv_tokens_max < l->kv_tokens)
+        l->kv_tokens_max = l->kv_tokens;
     return 0;
 }
 
@@ -238,7 +243,29 @@ static int open_compute(struct stage *s, struct error *err)
     return rc == 0 ? run_open(s, err) : rc;
 }
 
-/* What is not elastic: workspace, weights, KV, link tiles. */
+static size_t kv_blocks_for(uint64_t tokens)
+{
+    return (size_t)((tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS);
+}
+
+/* The experts' sizes and the pool, without a segment yet, that KV grows from: of as many segments as both may hold. */
+static int open_experts(struct stage *s, const struct kv_shape *ks, struct error *err)
+{
+    struct experts_settings es = {.model = s->model,
+                                  .layer_first = s->load.layer_first,
+                                  .layer_last = s->load.layer_last,
+                                  .exec = s->platform->exec,
+                                  .card = s->card,
+                                  .driver = &s->memory,
+                                  .segment_bytes = (size_t)(s->load.segment_mib * MIB),
+                                  .addresses = s->forward.in.addresses,
+                                  .heat = s->forward.out.heat,
+                                  .lendable_bytes =
+                                      (ks->n_blocks_max - ks->n_blocks) * kv_block_bytes(ks)};
+    return experts_open(&s->experts, &es, err);
+}
+
+/* What is not elastic: workspace, weights, KV of the start, link tiles. */
 static int open_fixed(struct stage *s, struct error *err)
 {
     const struct model_geometry *g = &s->model->geometry;
@@ -255,8 +282,8 @@ static int open_fixed(struct stage *s, struct error *err)
                           .n_kv_heads = g->n_kv_heads,
                           .head_dim = g->head_dim,
                           .type = s->load.kv,
-                          .n_blocks =
-                              (size_t)((s->load.kv_tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS),
+                          .n_blocks = kv_blocks_for(s->load.kv_tokens),
+                          .n_blocks_max = kv_blocks_for(s->load.kv_tokens_max),
                           .n_sequences = s->load.n_sequences,
                           .table_stride = fs.table_stride};
     int rc = weights_open(&s->weights, &s->memory, s->model, s->load.layer_first,
@@ -264,7 +291,10 @@ static int open_fixed(struct stage *s, struct error *err)
     if (rc == 0)
         rc = forward_open(&s->forward, &s->memory, s->kernels, &fs, err);
     if (rc == 0)
-        rc = kv_open(&s->kv, &s->memory, &ks, s->forward.in.tables, err);
+        rc = open_experts(s, &ks, err);
+    if (rc == 0)
+        rc = kv_open(&s->kv, &s->memory, s->experts.cache != NULL ? &s->experts.pool : NULL, &ks,
+                     s->forward.in.tables, err);
     if (rc == 0 && s->load.n_stages > 1)
         rc = links_memory_open(s, err);
     return rc;
@@ -303,21 +333,11 @@ void load_heat_save(struct stage *s)
 /* As much cache as the reserve allows, at least the floor. */
 static int open_cache(struct stage *s, struct error *err)
 {
-    struct experts_settings es = {.model = s->model,
-                                  .layer_first = s->load.layer_first,
-                                  .layer_last = s->load.layer_last,
-                                  .exec = s->platform->exec,
-                                  .card = s->card,
-                                  .driver = &s->memory,
-                                  .segment_bytes = (size_t)(s->load.segment_mib * MIB),
-                                  .addresses = s->forward.in.addresses,
-                                  .heat = s->forward.out.heat};
-    int rc = experts_open(&s->experts, &es, err);
-    if (rc != 0 || s->experts.cache == NULL)
-        return rc;
     struct experts *x = &s->experts;
     struct vmm_memory mem;
-    rc = s->memory.memory(&s->memory, &mem, err);
+    if (x->cache == NULL)
+        return 0;
+    int rc = s->memory.memory(&s->memory, &mem, err);
     if (rc != 0)
         return rc;
     uint64_t reserve = s->load.reserve_mib * MIB;
@@ -368,6 +388,7 @@ void load_release(struct stage *s)
     if (s->compute != NULL)
         exec->stream_close(s->compute); /* drains: from here on nothing of ours runs */
     s->compute = NULL;
+    kv_close(&s->kv);
     experts_close(&s->experts);
     graphs_close(&s->graphs);
     registration_close(&s->registration);
@@ -376,7 +397,6 @@ void load_release(struct stage *s)
     if (s->card != NULL)
         run_close(s);
     queue_close(&s->queue);
-    kv_close(&s->kv);
     forward_close(&s->forward);
     weights_close(&s->weights);
     if (s->card != NULL)
@@ -387,6 +407,7 @@ void load_release(struct stage *s)
     s->model = NULL;
     trace_close(&s->trace);
     s->vram_moving = false;
+    s->kv_moving = KV_STILL;
     s->n_vram = 0;
     s->state = STAGE_EMPTY;
     struct vmm_memory mem = {0};

@@ -1,5 +1,5 @@
-/* stages/queue.c - what the coordinator asks for, in order: ROWS lines gather into a step, STEP closes it; FORK and DROP take their place
- * between steps.
+/* stages/queue.c - what the coordinator asks for, in order: ROWS lines gather into a step, STEP closes it; FORK, DROP and CREDIT take
+ * their place between steps.
  *
  * A ring of QUEUE_MAX items whose row arrays are made once, at LOAD. A wrong line spoils only its own step: the rest of that step's
  * lines are read and dropped, and the STEP that closes it is answered by one ERR. Lines of an older epoch are dropped without a word:
@@ -342,6 +342,17 @@ void queue_drop(struct stage *s, const struct message *m)
     struct error err = {0};
     struct item *it = item_between(s, ITEM_DROP, m, &err);
     int rc = it == NULL ? err.code : bare_u32(m, 0, &it->seq_old, &err);
+    if (rc != 0)
+        stage_refuse(s, "-", &err);
+    else
+        s->queue.n_used++;
+}
+
+void queue_credit(struct stage *s, const struct message *m)
+{
+    struct error err = {0};
+    struct item *it = item_between(s, ITEM_CREDIT, m, &err);
+    int rc = it == NULL ? err.code : bare_u32(m, 0, &it->n_blocks, &err);
     if (rc != 0)
         stage_refuse(s, "-", &err);
     else

@@ -262,7 +262,7 @@ static int kv_prepare(struct stage *s, const struct item *it, struct error *err)
             cut_back(s, it, i);
             return rc;
         }
-        unsigned char *base = s->kv.memory.base;
+        unsigned char *base = s->kv.base;
         size_t bytes = kv_block_bytes(&s->kv.shape);
         if (n_copies > 0 &&
             (rc = s->platform->exec->copy(s->compute, base + bytes * (size_t)copy.to,
@@ -569,10 +569,16 @@ void run_advance(struct stage *s)
 {
     while (!s->quitting && settle_busy(s) == 1) {
         struct error err = {0};
+        budget_finish(s);
         links_deferred(s);
         vram_advance(s);
         if (vram_is_waiting(s))
             return;
+        if (budget_is_next(s)) {
+            if (!budget_begin(s))
+                return;
+            continue;
+        }
         int rc = run_settle_uploads(s, true, &err);
         if (rc < 0)
             stage_fail(s, &err);

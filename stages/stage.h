@@ -9,6 +9,7 @@
  *   stage.c   the loop and the program        load.c   LOAD, HELD, GO, RELEASE        links.c  LINK, tiles and ids
  *   queue.c   ROWS, STEP, FORK, DROP, CANCEL  run.c    executes the queue              vram.c   VRAM, STAT, LEDGER
  *   others.c  HOLDERS, host memory
+ *   budget.c  CREDIT: what KV takes from the expert cache and gives back
  */
 #pragma once
 #include "protocol/channel.h"
@@ -35,7 +36,7 @@ struct load_settings {
     char model[4096], trace[4096]; /* trace: "" = none is made */
     uint64_t fingerprint;          /* 0 = not checked */
     uint32_t device, stage, n_stages, layer_first, layer_last;
-    uint64_t reserve_mib, segment_mib, kv_tokens, host_mib;
+    uint64_t reserve_mib, segment_mib, kv_tokens, kv_tokens_max, host_mib;
     uint32_t context, n_sequences, chunk, n_threads, epoch;
     char kernels[16];
     char heat_file[4096]; /* "": none */
@@ -61,7 +62,7 @@ struct step_token { /* id >= 0, or the token sampled in `step` for `row` */
     uint64_t step;
 };
 
-enum item_kind { ITEM_STEP, ITEM_FORK, ITEM_DROP };
+enum item_kind { ITEM_STEP, ITEM_FORK, ITEM_DROP, ITEM_CREDIT };
 
 struct item {
     enum item_kind kind;
@@ -76,6 +77,7 @@ struct item {
     struct sample_bias *biases;          /* owned [n_sampled_max][FORWARD_BIAS_MAX] */
     struct error broken;                 /* what was wrong with a line of it */
     uint32_t seq_new, seq_old, n_shared; /* FORK; DROP uses seq_old */
+    uint32_t n_blocks;                   /* CREDIT */
 };
 
 struct queue {
@@ -100,6 +102,8 @@ struct runner {
     int32_t *sampled_ids;   /* owned [rows_max], as head_index's sampled part */
     uint64_t started_us;
 };
+
+enum kv_moving { KV_STILL, KV_GROWS, KV_SHRINKS };
 
 enum link_way { LINK_IN, LINK_OUT, LINK_BACK_IN, LINK_BACK_OUT, LINK_N_WAYS };
 
@@ -168,6 +172,8 @@ struct stage {
     size_t vram_segments_before;
     uint64_t reserve_mib; /* in force */
 
+    enum kv_moving kv_moving; /* a CREDIT's copies are on the compute stream */
+
     uint64_t n_steps, n_hits, n_lookups;
     struct trace trace;
     char line[LINE_BYTES_MAX]; /* where answers are written */
@@ -218,6 +224,7 @@ void queue_step(struct stage *s, const struct message *m);
 void queue_cancel(struct stage *s, const struct message *m);
 void queue_fork(struct stage *s, const struct message *m);
 void queue_drop(struct stage *s, const struct message *m);
+void queue_credit(struct stage *s, const struct message *m);
 struct item *queue_first(struct queue *q);
 void queue_pop(struct queue *q);
 
@@ -252,6 +259,12 @@ void holders_command(struct stage *s, const struct message *m);
 uint64_t host_bytes(const struct stage *s, uint64_t registered_bytes);
 /* After registration_open(): what will be bound stays within host_mib. EBB_EINVAL. */
 int host_budget_check(const struct stage *s, struct error *err);
+
+/* budget.c */
+bool budget_is_next(const struct stage *s); /* a CREDIT is the queue's first, and no step runs */
+/* At a boundary, with budget_is_next(): serves it. False: uploads or copies that run must end first. */
+bool budget_begin(struct stage *s);
+void budget_finish(struct stage *s); /* at a boundary: what the copies were made for */
 
 /* vram.c */
 void vram_command(struct stage *s, const struct message *m);

@@ -27,9 +27,9 @@ size_t vram_segments_wanted(struct stage *s, uint64_t reserve_mib, struct error 
     if (x->cache == NULL)
         return 0;
     if (s->memory.memory(&s->memory, &mem, err) != 0)
-        return x->pool.n_held;
+        return experts_n_held(x);
     uint64_t reserve = reserve_mib * MIB;
-    size_t wanted = x->pool.n_held,
+    size_t wanted = experts_n_held(x),
            less = pool_segments_to_release(reserve, mem.free_bytes, x->pool.segment_bytes);
     if (less > 0)
         wanted = wanted > less ? wanted - less : 0;
@@ -64,6 +64,9 @@ static const char *shortfall_reason(const struct stage *s, const struct vmm_memo
 {
     if (driver->code != 0)
         return "driver";
+    if (s->experts.n_lent > 0 &&
+        mem->free_bytes + segments_mib(s, s->experts.n_lent) * MIB >= s->reserve_mib * MIB)
+        return "loan"; /* KV blocks that were promised are in the way */
     if (mem->foreign_bytes > 0 && mem->own_bytes + s->reserve_mib * MIB <= mem->total_bytes)
         return "foreign"; /* without the others it would be free */
     return "floor";
@@ -78,14 +81,14 @@ static void vram_end(struct stage *s, const struct error *driver)
     struct vram_receipt r = {
         .device = s->load.device,
         .reserve_mib = s->reserve_mib,
-        .cache_mib = segments_mib(s, s->experts.pool.n_held),
+        .cache_mib = segments_mib(s, experts_n_held(&s->experts)),
         .cache_full_mib = segments_mib(s, s->experts.n_segments_full),
         .slots = slots_now(s),
         .slots_full = s->experts.n_slots_full,
         .before_mib = s->vram_before_mib,
         .free_mib = mem.free_bytes / MIB,
         .freed_mib = (int64_t)segments_mib(s, s->vram_segments_before) -
-                     (int64_t)segments_mib(s, s->experts.pool.n_held),
+                     (int64_t)segments_mib(s, experts_n_held(&s->experts)),
         .foreign_mib = mem.foreign_bytes / MIB,
         .prompt_chunk = s->load.chunk,
         .wait_us = s->vram_started_us - p->arrived_us,
@@ -132,7 +135,7 @@ static bool vram_begin(struct stage *s)
     s->reserve_mib = p->to_start ? s->load.reserve_mib : p->reserve_mib;
     s->vram_started_us = now_us();
     s->vram_before_mib = memory_now(s).free_bytes / MIB;
-    s->vram_segments_before = x->pool.n_held;
+    s->vram_segments_before = experts_n_held(x);
     size_t wanted = vram_segments_wanted(s, s->reserve_mib, &driver), reached;
     size_t n_backed = x->cache != NULL ? cache_n_segments(x->cache) : 0;
     if (wanted < n_backed) {
@@ -145,7 +148,7 @@ static bool vram_begin(struct stage *s)
         }
         if (rc != 0)
             stage_log("card %u: %s", s->load.device, driver.text);
-    } else if (wanted != x->pool.n_held || wanted > n_backed) {
+    } else if (wanted != experts_n_held(x) || wanted > n_backed) {
         /* Where the driver refused before, the pool may hold more than the cache has: what may stay comes into use. */
         (void)experts_grow(x, wanted, &reached, &driver);
     }
@@ -199,6 +202,12 @@ void vram_command(struct stage *s, const struct message *m)
         .to_start = request.to_start, .reserve_mib = request.reserve_mib, .arrived_us = now_us()};
 }
 
+/* What is KV's: the head, and what it has of the pool. */
+static uint64_t kv_bytes(const struct stage *s)
+{
+    return kv_head_bytes(&s->kv) + s->experts.n_lent * (uint64_t)s->experts.pool.segment_bytes;
+}
+
 static const char *state_name(const struct stage *s)
 {
     switch (s->state) {
@@ -234,14 +243,14 @@ void stat_command(struct stage *s)
     line_u64(&w, "reserve_mib", s->reserve_mib);
     line_u64(&w, "base_mib", s->load.reserve_mib);
     line_u64(&w, "segment_mib", segments_mib(s, 1));
-    line_u64(&w, "cache_mib", segments_mib(s, x->pool.n_held));
+    line_u64(&w, "cache_mib", segments_mib(s, experts_n_held(x)));
     line_u64(&w, "cache_full_mib", segments_mib(s, x->n_segments_full));
     line_u64(&w, "cache_floor_mib", segments_mib(s, x->n_segments_floor));
     line_u64(&w, "slots", slots_now(s));
     line_u64(&w, "slots_full", x->n_slots_full);
     line_u64(&w, "slots_floor", slots_of(s, x->n_segments_floor));
     line_u64(&w, "resident", x->cache != NULL ? cache_n_resident(x->cache) : 0);
-    line_u64(&w, "kv_blocks", s->kv.shape.n_blocks);
+    line_u64(&w, "kv_blocks", s->kv.n_blocks);
     line_u64(&w, "kv_blocks_free", s->kv.n_free);
     line_u64(&w, "sequences", kv_n_sequences(&s->kv));
     line_u64(&w, "prompt_chunk", s->load.chunk);
@@ -249,6 +258,8 @@ void stat_command(struct stage *s)
     line_u64(&w, "hits", s->n_hits);
     line_u64(&w, "lookups", s->n_lookups);
     line_u64(&w, "promotions", x->n_promoted);
+    line_u64(&w, "kv_mib", kv_bytes(s) / MIB);
+    line_u64(&w, "kv_blocks_max", kv_blocks_max(&s->kv));
     stage_say(s, &w);
     line_begin(&w, s->line, sizeof s->line, "STAT-DONE");
     stage_say(s, &w);
@@ -259,8 +270,8 @@ void ledger_read(struct stage *s, struct ledger *out)
     struct vmm_memory mem = memory_now(s);
     memset(out, 0, sizeof *out);
     out->owned_bytes[LEDGER_WEIGHTS] = s->weights.memory.bytes;
-    out->owned_bytes[LEDGER_KV] = s->kv.memory.bytes;
-    out->owned_bytes[LEDGER_CACHE] = s->experts.pool.n_held * s->experts.pool.segment_bytes;
+    out->owned_bytes[LEDGER_KV] = kv_bytes(s);
+    out->owned_bytes[LEDGER_CACHE] = experts_n_held(&s->experts) * s->experts.pool.segment_bytes;
     out->owned_bytes[LEDGER_WORKSPACE] = s->forward.memory.bytes;
     out->owned_bytes[LEDGER_LINK] = s->link_memory.bytes + s->link_memory_in.bytes;
     out->owned_bytes[LEDGER_CONTEXT] = mem.context_bytes;
@@ -307,7 +318,8 @@ void held_say(struct stage *s)
     line_u64(&w, "host_registered", host_bytes(s, s->registration.bytes));
     line_u64(&w, "slots", slots_now(s));
     line_u64(&w, "slots_full", s->experts.n_slots_full);
-    line_u64(&w, "kv_blocks", s->kv.shape.n_blocks);
+    line_u64(&w, "kv_blocks", s->kv.n_blocks);
+    line_u64(&w, "kv_blocks_max", kv_blocks_max(&s->kv));
     line_u64(&w, "block_tokens", KV_BLOCK_TOKENS);
     line_u64(&w, "threads", s->load.n_threads);
     stage_say(s, &w);

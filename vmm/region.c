@@ -12,23 +12,73 @@
 #include <unistd.h>
 #include "vmm/give_back.h"
 
+/* Maps memory at an address of a reserved range, accessible. Nothing is left of a failure. */
+static int map_for_life(struct vmm_driver *driver, void *base, size_t bytes, vmm_handle handle,
+                        struct error *err)
+{
+    int code = driver->map(driver, base, bytes, handle, err);
+    if (code != 0)
+        return code;
+    code = driver->set_access(driver, base, bytes, err);
+    if (code != 0)
+        (void)give_back_mapping(driver, base, bytes);
+    return code;
+}
+
+/* To the driver's granularity; 0: more than a size can say. */
+static size_t rounded_up(const struct vmm_driver *driver, size_t bytes)
+{
+    size_t beyond = bytes % driver->granularity;
+    size_t missing = beyond == 0 ? 0 : driver->granularity - beyond;
+    return bytes > SIZE_MAX - missing ? 0 : bytes + missing;
+}
+
 int region_open(struct region *r, struct pool *pool, size_t n_indexes, struct error *err)
+{
+    return region_open_headed(r, pool, 0, n_indexes, err);
+}
+
+static size_t range_bytes(const struct region *r)
+{
+    return r->head_bytes + r->n_indexes * r->pool->segment_bytes;
+}
+
+int region_open_headed(struct region *r, struct pool *pool, size_t head_bytes, size_t n_indexes,
+                       struct error *err)
 {
     *r = (struct region){0};
     void *base = NULL;
-    if (n_indexes == 0 || n_indexes > SIZE_MAX / pool->segment_bytes)
-        return error_set(err, EBB_EINVAL, "region: wants room for segments, got %zu of %zu bytes",
-                         n_indexes, pool->segment_bytes);
-    size_t *segment = calloc(n_indexes, sizeof *segment);
-    if (segment == NULL)
+    struct region made = {
+        .pool = pool, .head_bytes = rounded_up(pool->driver, head_bytes), .n_indexes = n_indexes};
+    if (n_indexes == 0 || (head_bytes > 0 && made.head_bytes == 0) ||
+        n_indexes > (SIZE_MAX - made.head_bytes) / pool->segment_bytes)
+        return error_set(err, EBB_EINVAL,
+                         "region: wants room for segments, got %zu of %zu bytes behind %zu",
+                         n_indexes, pool->segment_bytes, head_bytes);
+    made.segment = calloc(n_indexes, sizeof *made.segment);
+    if (made.segment == NULL)
         return error_set(err, EBB_ENOMEM, "region: no memory for a table of %zu", n_indexes);
-    int code = pool->driver->reserve(pool->driver, n_indexes * pool->segment_bytes, &base, err);
-    if (code != 0) {
-        free(segment);
-        return code;
-    }
-    *r = (struct region){.pool = pool, .base = base, .n_indexes = n_indexes, .segment = segment};
+    int code = pool->driver->reserve(pool->driver, range_bytes(&made), &base, err);
+    if (code != 0)
+        goto fail_reserve;
+    made.base = base;
+    if (made.head_bytes > 0)
+        code = pool->driver->create(pool->driver, made.head_bytes, &made.head, err);
+    if (code != 0)
+        goto fail_create;
+    if (made.head_bytes > 0)
+        code = map_for_life(pool->driver, base, made.head_bytes, made.head, err);
+    if (code != 0)
+        goto fail_map;
+    *r = made;
     return 0;
+fail_map:
+    give_back_memory(pool->driver, made.head);
+fail_create:
+    give_back_range(pool->driver, base, range_bytes(&made));
+fail_reserve:
+    free(made.segment);
+    return code;
 }
 
 void region_close(struct region *r)
@@ -40,7 +90,11 @@ void region_close(struct region *r)
         if (r->segment[i] != 0)
             pool_take_back_later(r->pool, r->segment[i] - 1);
     pool_collect(r->pool); /* once more: a range goes back only when nothing is mapped in it */
-    give_back_range(driver, r->base, r->n_indexes * r->pool->segment_bytes);
+    if (r->head_bytes > 0) {
+        (void)give_back_mapping(driver, r->base, r->head_bytes);
+        give_back_memory(driver, r->head);
+    }
+    give_back_range(driver, r->base, range_bytes(r));
     free(r->segment);
     *r = (struct region){0};
 }
@@ -52,7 +106,8 @@ int region_back(struct region *r, size_t index, struct error *err)
         return error_set(err, EBB_EINVAL, "region: index %zu of %zu", index, r->n_indexes);
     if (region_is_backed(r, index))
         return error_set(err, EBB_EINVAL, "region: index %zu is backed already", index);
-    int code = pool_lend(r->pool, r->base + index * r->pool->segment_bytes, &segment, err);
+    int code =
+        pool_lend(r->pool, r->base + r->head_bytes + index * r->pool->segment_bytes, &segment, err);
     if (code != 0)
         return code;
     r->segment[index] = segment + 1;
@@ -90,30 +145,23 @@ static int block_open(struct fixed_block *b, struct vmm_driver *driver, size_t b
                       enum block_of of, int *fd, struct error *err)
 {
     *b = (struct fixed_block){0};
-    size_t beyond = bytes % driver->granularity;
-    size_t missing = beyond == 0 ? 0 : driver->granularity - beyond;
-    if (bytes == 0 || bytes > SIZE_MAX - missing)
+    struct fixed_block block = {.driver = driver, .bytes = rounded_up(driver, bytes)};
+    if (block.bytes == 0)
         return error_set(err, EBB_EINVAL, "fixed block: wants memory, got %zu bytes", bytes);
     if (of != OWN_MEMORY && driver->create_shared == NULL)
         return error_set(err, EBB_EUNSUPPORTED, "fixed block: the %s driver shares no memory",
                          driver->name);
-    struct fixed_block block = {.driver = driver, .bytes = bytes + missing};
     int code = driver->reserve(driver, block.bytes, &block.base, err);
     if (code != 0)
         return code;
     code = block_memory(&block, of, fd, err);
     if (code != 0)
         goto fail_create;
-    code = driver->map(driver, block.base, block.bytes, block.handle, err);
+    code = map_for_life(driver, block.base, block.bytes, block.handle, err);
     if (code != 0)
         goto fail_map;
-    code = driver->set_access(driver, block.base, block.bytes, err);
-    if (code != 0)
-        goto fail_access;
     *b = block;
     return 0;
-fail_access:
-    (void)give_back_mapping(driver, block.base, block.bytes);
 fail_map:
     give_back_memory(driver, block.handle);
     if (of == SHARED_MEMORY) {

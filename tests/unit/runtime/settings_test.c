@@ -48,7 +48,8 @@ static bool settings_are_same(const struct settings *a, const struct settings *b
                a->cards[i].reserve_mib == b->cards[i].reserve_mib;
     return same && text_is_same(a->model, b->model) && text_is_same(a->split, b->split) &&
            a->segment_mib == b->segment_mib && a->context == b->context &&
-           a->parallel == b->parallel && a->kv_tokens == b->kv_tokens && a->chunk == b->chunk &&
+           a->parallel == b->parallel && a->kv_tokens == b->kv_tokens &&
+           a->kv_tokens_max == b->kv_tokens_max && a->chunk == b->chunk &&
            a->threads == b->threads && text_is_same(a->pin, b->pin) &&
            text_is_same(a->kernels, b->kernels) && text_is_same(a->kv, b->kv) &&
            text_is_same(a->launch, b->launch) && text_is_same(a->name, b->name) &&
@@ -85,6 +86,7 @@ static const struct round_trip {
     ROW("context", "2048", U32, context),
     ROW("parallel", "1", U32, parallel),
     ROW("kv-tokens", "4096", U32, kv_tokens),
+    ROW("kv-tokens-max", "65536", U32, kv_tokens_max),
     ROW("chunk", "512", U32, chunk),
     ROW("threads", "2", U32, threads),
     ROW("pin", "0-7,16", TEXT, pin),

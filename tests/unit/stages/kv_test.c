@@ -27,7 +27,7 @@ static void open_kv(void)
                              .n_sequences = N_SEQUENCES,
                              .table_stride = TABLE};
     cr_assert_eq(vmm_driver_host_open(&driver, &host, &err), 0, "%s", err.text);
-    cr_assert_eq(kv_open(&kv, &driver, &shape, tables, &err), 0, "%s", err.text);
+    cr_assert_eq(kv_open(&kv, &driver, NULL, &shape, tables, &err), 0, "%s", err.text);
 }
 
 static void close_kv(void)
@@ -163,5 +163,5 @@ Test(kv, layers_of_a_block_do_not_overlap)
     cr_assert_eq((unsigned char *)second.base - (unsigned char *)first.base,
                  (ptrdiff_t)layer_bytes);
     cr_assert_eq(first.block_stride, 2 * layer_bytes);
-    cr_assert_eq(kv.memory.bytes, N_BLOCKS * 2 * layer_bytes);
+    cr_assert_eq(kv_head_bytes(&kv), N_BLOCKS * 2 * layer_bytes);
 }
