@@ -265,6 +265,24 @@ class ComfyHandoff(EbbtideTest):
         self.assertEqual(process.returncode, 0, words)
         self.assertIn(b"warning: the engine did not answer", words)
 
+    def test_a_server_that_answers_nonsense_is_told_in_a_line_and_the_card_is_back(self):
+        engine = self.serve(**ENGINE)
+        before = engine.stat()
+        card = {"name": "x", "vram_total": 5, "vram_free": 5}
+        for path, said in (("/system_stats", {}), ("/system_stats", []), ("/system_stats", {"devices": [3, None, {"vram_total": "5"}]}),
+                           ("/system_stats", {"devices": [dict(card, vram_free=-1)]}), ("/prompt", {}), ("/prompt", None), ("/prompt", {"prompt_id": "../x y"}),
+                           ("/prompt", {"prompt_id": 4}), ("/history", [1])):
+            with self.subTest(path=path, said=said):
+                comfy = self.comfy(run_s=0.3, free_after_s=0.1)
+                usual = comfy.answer
+                comfy.answer = lambda method, at, body: (200, said) if at.startswith(path) and method == ("POST" if path == "/prompt" else "GET") \
+                    else usual(method, at, body)
+                done = self.handoff(comfy, "--quiet", status=1)
+                self.assertEqual(done.stderr.count(b"\n"), 1, done.stderr)
+                self.assertIn(b"ComfyUI", done.stderr)
+                self.check_is_back(engine, before)
+        engine.finish()
+
     def test_what_is_wrong_is_told_in_a_line_before_anything_is_taken(self):
         silent = socket.socket()
         silent.bind(("127.0.0.1", 0))

@@ -182,6 +182,24 @@ class Top(EbbtideTest):
         self.assertEqual(terminal.end(), 0)
         again.finish()
 
+    def test_an_engine_that_answers_nonsense_is_shown_as_far_as_it_makes_sense(self):
+        most = 2**64 - 1
+        nonsense = ["STAT", "STAT device=x", "STAT device=-1 steps=5", "STAT device=0 total_mib=4611686018427387903 free_mib=4611686018427387903 "
+                    "reserve_mib=4611686018427387903 cache_mib=%d slots=0 resident=9 kv_blocks=1 kv_blocks_free=9 hits=9 lookups=1" % most,
+                    "STAT device=1 name=%00%1B[2J%FF state= layers=" + "9" * 400, "STAT device=2 total_mib=-5 free_mib=1e3 steps=99999999999999999999",
+                    "NOVEL device=3", "T a 1 text=x", ""] + [f"STAT device={i}" for i in range(10, 90)]
+        said = answers(1, leases=["LEASES", "LEASES lease=%1B device=-4 reserve_mib=x pid=%", "LEASES " + "a=b " * 200] + ["LEASES lease=a"] * 99)
+        said["STAT"] = lambda n, _: nonsense + ["STAT-DONE"]
+        said["LEDGER"] = lambda n, _: ["LEDGER device=0 total=1 free=%d weights=4611686018427387903 kv=-1" % most, "ERR - busy not now"]
+        path = self.sandbox / "stand-in.sock"
+        self.addCleanup(StandIn(path, said).close)
+        for columns in (20, 80, 500):
+            text = self.top("--once", "--interval", "0.05", "--columns", columns, "--control", path)
+            self.assertRegex(text, r"\A[\n -~]+\Z", "plain characters alone")
+            self.assertLessEqual(max(map(len, text.splitlines())), columns)
+        self.assertIn("not all shown", text)
+        self.assertEqual(len(json.loads(self.top("--json", "--interval", "0.05", "--control", path))["cards"]), 64)
+
     def test_what_it_cannot_do_is_told_in_a_line(self):
         done = self.command("top", "--once")
         self.assertEqual((done.returncode, done.stderr.count(b"\n")), (3, 1), done.stderr)
