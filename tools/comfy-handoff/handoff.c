@@ -301,7 +301,7 @@ int handoff_run(struct handoff *h, const struct handoff_settings *settings, stru
     if (first_signal != 0)
         status = status_of(EBB_ECANCEL);
     if (status == STATUS_DONE && settings->learn != NULL &&
-        learn_write(settings->learn, settings->workflow_name, (uint64_t)(h->peak / MIB) + 1,
+        learn_write(settings->learn, settings->workflow_name, (uint64_t)((h->peak + MIB - 1) / MIB),
                     &h->learned_mib, err) != 0)
         status = STATUS_FAILED;
     if (h->learned_mib > 0)
