@@ -120,17 +120,19 @@ int run_settle_uploads(struct stage *s, bool start_new, struct error *err)
 {
     struct experts *x = &s->experts;
     struct trace *t = &s->trace;
-    uint64_t n_batches = x->n_batches, bytes = x->upload_bytes;
+    uint64_t n_batches = x->n_batches, bytes = x->upload_bytes, promoted = x->n_promoted;
     size_t n = x->n_uploading;
     int rc = experts_settle(x, start_new, err);
     if (!trace_is_on(t) || (n > 0 && n_batches == x->n_batches))
         return rc;
     uint64_t now = now_us();
     if (n > 0)
-        trace_span(t, TRACE_UPLOAD, t->upload_us, now, "name=experts n=%zu bytes=%llu", n,
-                   (unsigned long long)t->upload_bytes);
+        trace_span(t, TRACE_UPLOAD, t->upload_us, now,
+                   "name=experts n=%zu bytes=%llu promoted=%llu", n,
+                   (unsigned long long)t->upload_bytes, (unsigned long long)t->upload_promoted);
     t->upload_us = now;
     t->upload_bytes = x->upload_bytes - bytes;
+    t->upload_promoted = x->n_promoted - promoted;
     return rc;
 }
 

@@ -28,7 +28,7 @@ struct trace {
     uint64_t file_bytes, n_lost;
     /* What is on the compute stream, one piece at a time: layers first..last, or no layers where first > last. */
     const char *piece;
-    uint64_t piece_us, upload_us, upload_bytes, phase_us, moves_us;
+    uint64_t piece_us, upload_us, upload_bytes, upload_promoted, phase_us, moves_us;
     size_t piece_first, piece_last;
 };
 

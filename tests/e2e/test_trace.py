@@ -83,6 +83,19 @@ class Trace(EbbtideTest):
         layers = {(e["args"]["first"], e["args"]["last"]) for e in spans[0, "compute"] if e["name"] == "layers"}
         self.assertLessEqual({(i, i) for i in range(4)}, layers)
 
+    def test_promotions_are_seen_among_the_uploads(self):
+        engine = self.serve(1, vram_mib=32, segment_mib=1, trace=self.path)
+        stat = engine.stat()[0]
+        engine.vram(f"VRAM {stat['free_mib'] + stat['cache_mib'] - stat['cache_floor_mib']} 0")
+        engine.ids("g", 200, ISHMAEL, ignore_eos=1)
+        promotions = engine.stat()[0]["promotions"]
+        engine.ids("after", 8, ISHMAEL, ignore_eos=1)  # ends the one that may be on its way
+        engine.finish()
+        _, spans = self.read()
+        self.check_nests(spans)
+        self.assertGreater(promotions, 0)
+        self.assertGreaterEqual(sum(e["args"]["promoted"] for e in spans[0, "upload"]), promotions)
+
     def test_a_stage_that_was_killed_leaves_what_it_had_written(self):
         engine = self.serve(2, trace=self.path)
         whole = engine.ids("whole", 40, ISHMAEL, ignore_eos=1)
