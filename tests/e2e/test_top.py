@@ -14,7 +14,7 @@ SMALL = {"vram_mib": "24,24", "segment_mib": 1}
 
 STAT = ("STAT device={0} kind=cuda name=Some%20Card state=running layers=0-3 total_mib=1000 free_mib=300 foreign_mib=100 "
         "reserve_mib=200 base_mib=50 segment_mib=10 cache_mib=400 cache_full_mib=600 cache_floor_mib=10 slots=40 slots_full=60 "
-        "slots_floor=4 resident=20 kv_blocks=10 kv_blocks_free=4 sequences=2 prompt_chunk=64 steps={1} tokens={2} hits={3} "
+        "slots_floor=4 resident=20 kv_blocks=10 kv_blocks_free=4 kv_blocks_max=40 sequences=2 prompt_chunk=64 steps={1} tokens={2} hits={3} "
         "lookups={4} promotions=0 novel=1")
 LEDGER = "LEDGER device={0} " + " ".join(f"{owner}={mib << 20}" for owner, mib in dict(
     total=1000, free=300, foreign=100, unexplained=0, weights=100, kv=50, cache=400, workspace=20, stream=0, link=10, blas=10,
@@ -86,6 +86,7 @@ class Top(EbbtideTest):
         self.assertGreater(steps, 2)
         self.assertLessEqual(steps, 20)
         self.assertIn("tok/s", text)
+        self.assertIn("kv blocks 6 of 10 (up to 40)", text)
         self.assertIn("hits -", self.top("--once", "--interval", "0", "--control", path))
 
     def test_json_has_typed_numbers_and_null_for_what_is_not_known(self):

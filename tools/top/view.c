@@ -234,9 +234,15 @@ static void draw_work(struct canvas *c, const struct snapshot_card *card)
         put_figure(c, &line, STYLE_PLAIN, "%.1f steps/s", card->steps_per_s);
     if (card->is_known[STAT_SEQUENCES])
         put_figure(c, &line, STYLE_PLAIN, "sequences %" PRId64, card->numbers[STAT_SEQUENCES]);
-    if (blocks >= 0 && card->is_known[STAT_KV_BLOCKS_FREE])
-        put_figure(c, &line, STYLE_PLAIN, "kv blocks %" PRId64 " of %" PRId64,
-                   blocks - card->numbers[STAT_KV_BLOCKS_FREE], blocks);
+    if (blocks >= 0 && card->is_known[STAT_KV_BLOCKS_FREE]) {
+        int64_t used = blocks - card->numbers[STAT_KV_BLOCKS_FREE];
+        if (snapshot_number(card, STAT_KV_BLOCKS_MAX) > blocks) /* KV may still grow */
+            put_figure(c, &line, STYLE_PLAIN,
+                       "kv blocks %" PRId64 " of %" PRId64 " (up to %" PRId64 ")", used, blocks,
+                       card->numbers[STAT_KV_BLOCKS_MAX]);
+        else
+            put_figure(c, &line, STYLE_PLAIN, "kv blocks %" PRId64 " of %" PRId64, used, blocks);
+    }
     if (card->is_known[STAT_RESIDENT] && card->is_known[STAT_SLOTS])
         put_figure(c, &line, STYLE_PLAIN, "experts %" PRId64 " in %" PRId64 " slots of %" PRId64,
                    card->numbers[STAT_RESIDENT], card->numbers[STAT_SLOTS],
