@@ -182,6 +182,8 @@ static void load_send(struct engine *e, struct peer *p)
         line_text(&w, "trace", part, strlen(part));
     if (s->heat_file != NULL && strcmp(s->heat_file, "none") != 0)
         line_text(&w, "heat_file", s->heat_file, strlen(s->heat_file));
+    if (e->n_peers > 1)
+        line_key(&w, "link", plan_link_is_ipc(s) ? "ipc" : "socket");
     line_u64(&w, "epoch", e->epoch);
     int n = line_end(&w);
     p->state = PEER_LOADING;
@@ -200,7 +202,7 @@ static int sizes_decide(struct engine *e, struct error *err)
         const struct peer *p = &e->peers[i];
         total_mib[i] = p->total_mib;
         uint64_t reserve_mib = leases_in_force(&e->leases, i);
-        plan_card(&cards[i], p->card, p->free_mib, reserve_mib);
+        plan_card(&cards[i], e->settings, p->card, p->free_mib, reserve_mib);
         vacancy_words(p, cards[i].holders, sizeof cards[i].holders);
         if (reserve_mib > p->total_mib)
             return error_set(err, EBB_ERANGE,

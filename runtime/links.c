@@ -91,6 +91,15 @@ static void listener_said(struct engine *e, struct peer *p, const struct message
     }
 }
 
+/* Rows have a way: by what is for people to read. */
+static void sender_said(struct engine *e, struct peer *p, const struct message *m)
+{
+    const char *by = message_key(m, "link");
+    p->link_done |= LINK_OUT & p->link_wanted;
+    engine_log(e, "info", "card %s: rows go on to the next card by %.16s", p->label,
+               by != NULL ? by : "socket");
+}
+
 void bringup_linked(struct engine *e, struct peer *p, const struct message *m)
 {
     struct error err = {0};
@@ -106,7 +115,7 @@ void bringup_linked(struct engine *e, struct peer *p, const struct message *m)
     else if (message_key(m, "back-in") != NULL)
         listener_said(e, p, m, true);
     else if (message_key(m, "out") != NULL)
-        p->link_done |= LINK_OUT & p->link_wanted;
+        sender_said(e, p, m);
     else if (message_key(m, "back-out") != NULL)
         p->link_done |= LINK_BACK_OUT & p->link_wanted;
 }

@@ -84,12 +84,20 @@ static uint64_t workspace_bytes(const struct model_geometry *g, const struct siz
     return bytes;
 }
 
-static uint64_t link_bytes(const struct model_geometry *g, const struct sizes *z)
+static uint64_t tile_rows(const struct sizes *z)
 {
     uint64_t rows = larger(z->chunk, z->n_sequences);
-    uint64_t tile_rows = rows < LINK_TILE_ROWS ? rows : LINK_TILE_ROWS;
-    uint64_t row = larger(4 * (uint64_t)g->d_model, LINK_ID_BYTES);
-    return 2 * LINK_TILES * tile_rows * (row + LINK_ID_BYTES);
+    return rows < LINK_TILE_ROWS ? rows : LINK_TILE_ROWS;
+}
+
+static uint64_t ring_bytes(const struct model_geometry *g, const struct sizes *z)
+{
+    return LINK_TILES * tile_rows(z) * larger(4 * (uint64_t)g->d_model, LINK_ID_BYTES);
+}
+
+static uint64_t link_bytes(const struct model_geometry *g, const struct sizes *z)
+{
+    return 2 * ring_bytes(g, z) + 2 * LINK_TILES * tile_rows(z) * LINK_ID_BYTES;
 }
 
 static void layer_fill(struct planner_layer *out, const struct model *m, uint32_t index,
@@ -135,6 +143,7 @@ int plan_input_open(struct plan_input *in, const struct model *m, const struct s
         .workspace_bytes = workspace_bytes(g, z, is_float, false),
         .workspace_last_bytes = workspace_bytes(g, z, is_float, true),
         .link_bytes = link_bytes(g, z),
+        .ring_bytes = ring_bytes(g, z),
         .segment_bytes = z->segment_mib * MIB,
         .mass = in->mass,
     };
@@ -148,13 +157,19 @@ void plan_input_close(struct plan_input *in)
     *in = (struct plan_input){0};
 }
 
-void plan_card(struct planner_card *out, const struct card_setting *card, uint64_t free_mib,
-               uint64_t reserve_mib)
+bool plan_link_is_ipc(const struct settings *s)
+{
+    return s->link != NULL && strcmp(s->link, "ipc") == 0;
+}
+
+void plan_card(struct planner_card *out, const struct settings *s, const struct card_setting *card,
+               uint64_t free_mib, uint64_t reserve_mib)
 {
     *out = (struct planner_card){
         .free_bytes = free_mib * MIB,
         .reserve_bytes = reserve_mib * MIB,
         .granularity = card->kind == CARD_CUDA ? CUDA_GRANULARITY : CPU_GRANULARITY,
+        .has_ring = plan_link_is_ipc(s),
         .speed = planner_speeds[card->kind],
     };
     card_label(card, out->label, sizeof out->label);

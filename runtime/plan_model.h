@@ -21,9 +21,11 @@ int plan_input_open(struct plan_input *in, const struct model *m, const struct s
                     const struct sizes *z, struct error *err);
 void plan_input_close(struct plan_input *in);
 
-/* The planner's view of a card: its label, speeds, rounding; free memory as told. */
-void plan_card(struct planner_card *out, const struct card_setting *card, uint64_t free_mib,
-               uint64_t reserve_mib);
+/* The planner's view of a card of s->cards: its label, speeds, rounding; free memory as told. */
+void plan_card(struct planner_card *out, const struct settings *s, const struct card_setting *card,
+               uint64_t free_mib, uint64_t reserve_mib);
+/* Whether stages of one host are to link through memory that both map, where they can: as --link says; auto: they are not. */
+bool plan_link_is_ipc(const struct settings *s);
 
 /* Plan and sizes for these cards, which fit each other: as the split says, or planned where it is "auto"; *attempt is raised
  * until something fits. cards, total_mib: [s->n_cards]. EBB_ENOMEM: nothing fits, with the first attempt's words; what

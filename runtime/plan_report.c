@@ -27,7 +27,7 @@ static int cards_fill(struct plan_report *r, struct error *err)
             mib = card->seen_mib;
         if (mib == 0 && card->kind == CARD_CPU && card->host[0] == '\0')
             mib = half_of_memory_mib();
-        plan_card(&r->cards[i], card, mib, card->reserve_mib);
+        plan_card(&r->cards[i], r->s, card, mib, card->reserve_mib);
         r->total_mib[i] = mib;
         if (mib == 0)
             return error_set(err, EBB_EINVAL,

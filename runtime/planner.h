@@ -31,6 +31,7 @@ struct planner_card {
     char holders[160]; /* who holds what is not free, in words; "": not known */
     uint64_t free_bytes, reserve_bytes;
     uint64_t granularity; /* to which the driver rounds fixed blocks up */
+    bool has_ring;        /* the stage before maps its ring of tiles, which is a block of its own */
     struct planner_speed speed;
 };
 
@@ -45,7 +46,8 @@ struct planner_model {
     const struct planner_layer *layers; /* borrowed [n_layers] */
     uint64_t first_bytes, last_bytes;   /* of the embedding; of norm and head */
     uint64_t shared_bytes;              /* counted once where both are on one card */
-    uint64_t workspace_bytes, workspace_last_bytes, link_bytes;
+    uint64_t workspace_bytes, workspace_last_bytes;
+    uint64_t link_bytes, ring_bytes; /* ring: of link, the tiles that come in */
     uint64_t segment_bytes;
     const double *mass; /* borrowed [n_experts + 1], 0..1 rising; NULL: uniform */
 };

@@ -190,6 +190,15 @@ const struct setting settings_table[] = {
      .choices = "f16|q8_0|f32",
      .help =
          "numbers of the KV cache; q8_0: half of f16; where not given, the float kernels take f32"},
+    {.key = "link",
+     .group = "engine",
+     .type = SETTING_CHOICE,
+     .offset = AT(link),
+     .value_name = "KIND",
+     .default_value = "auto",
+     .choices = "auto|ipc|socket",
+     .help =
+         "how rows go to the next card of a host: ipc: into memory that both map; auto: a socket"},
     {.key = "launch",
      .group = "engine",
      .type = SETTING_TEXT,
