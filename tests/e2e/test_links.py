@@ -1,12 +1,13 @@
 """Rows between the stages of one host: over a socket, and through a ring of the receiver's card that both stages map. Both give the same
 tokens, whatever the split; what a ring cannot serve goes over the socket; a lost or stopped neighbour leaves nothing behind.
 """
+import json
 import os
 import signal
 from pathlib import Path
 
-from ebbtide import DEMO_LAYERS
-from processes import holders_of, memory_files
+from ebbtide import BIN, DEMO, DEMO_LAYERS, EbbtideTest, golden
+from processes import command_name, descendants, holders_of, memory_files
 from stage import Stage, rows
 from test_stage_by_hand import StageByHand
 
@@ -124,6 +125,70 @@ class RingByHand(StageByHand):
         os.kill(stages[1].process.pid, signal.SIGCONT)
         self.assertEqual([self.token(stages[1], step, since) for step in (2, 3, 4)], wanted * 3)
         self.token(stages[1], 1 + n, since)
+
+
+class Engines(EbbtideTest):
+    """An engine whose stages are linked as --link says."""
+
+    prompt = golden()[10]["prompt_ids"][:100]
+
+    def ids_and_ways(self, cards, **flags):
+        """Greedy ids, and by what rows went on from each card but the last; no byte of a card is unexplained."""
+        engine = self.serve(cards, log_level="info", kv_tokens=2048, **flags)
+        ids = engine.ids("t", 24, self.prompt, ignore_eos=1)
+        self.assertEqual([ledger["unexplained"] for ledger in engine.ledger().values()], [0] * cards)
+        engine.finish()
+        log = engine.log_path.read_text(errors="replace")
+        return ids, [line.rsplit(" ", 1)[-1] for line in log.splitlines() if "rows go on to the next card by" in line]
+
+    def test_a_ring_gives_the_ids_of_a_socket_for_every_split_and_chunk(self):
+        wanted, _ = self.ids_and_ways(1)
+        for cards in (2, 3, 4):
+            for chunk in (1, 16, 64, 512):
+                with self.subTest(cards=cards, chunk=chunk):
+                    self.assertEqual(self.ids_and_ways(cards, chunk=chunk, link="ipc"), (wanted, ["ipc"] * (cards - 1)))
+            self.assertEqual(self.ids_and_ways(cards, link="socket"), (wanted, ["socket"] * (cards - 1)))
+
+    def test_what_a_card_is_said_to_hold_counts_its_ring(self):
+        plan = json.loads(self.command("plan", "--json", *self.flags(3, link="ipc", vram_mib=40, chunk=33)).stdout)
+        engine = self.serve(3, link="ipc", vram_mib=40, chunk=33)
+        self.assertEqual([card["link_bytes"] for card in plan["cards"]], [l["link"] for l in engine.ledger().values()])
+        engine.finish()
+
+    def stages_of(self, engine):
+        """Process ids in the order of the cards."""
+        pids = [pid for pid in descendants(engine.process.pid) if "--device" in command_name(pid)]
+        return sorted(pids, key=lambda pid: command_name(pid).partition("--device ")[2])
+
+    def test_tokens_go_on_identically_after_the_middle_stage_is_killed(self):
+        wanted, _ = self.ids_and_ways(1)
+        for device in (False, True):
+            flags = {"launch": f"sh -c 'shift; exec {BIN}/device-stage \"$@\"' -- {{stage}}"} if device else {}
+            with self.subTest(device=device):
+                engine = self.serve(3, link="ipc", kv_tokens=2048, **flags)
+                pids = self.stages_of(engine)
+                self.assertEqual(len(pids), 3)
+                begin = engine.gen("t", 400, self.prompt, ignore_eos=1)
+                engine.wait("T", "t", begin)
+                os.kill(pids[1], signal.SIGKILL)
+                ids = engine.done("t", begin)[1]
+                self.assertNotEqual(self.stages_of(engine), pids, "the killed stage was not killed in time")
+                self.assertEqual(ids[:24], wanted)
+                self.assertEqual(engine.ids("again", 400, self.prompt, ignore_eos=1), ids)
+                self.assertEqual([ledger["unexplained"] for ledger in engine.ledger().values()], [0] * 3)
+                engine.finish()
+
+    def test_a_device_gives_the_ids_of_a_plain_card_over_rings(self):
+        wanted, _ = self.ids_and_ways(1)
+        for wakes in (0, 1):
+            launch = f"env DEVICE_STAGE_WAKES={wakes} sh -c 'shift; exec {BIN}/device-stage \"$@\"' -- {{stage}}"
+            for chunk in (7, 512):
+                self.assertEqual(self.ids_and_ways(3, link="ipc", launch=launch, chunk=chunk), (wanted, ["ipc"] * 2))
+
+    def test_a_link_that_is_not_built_is_refused(self):
+        result = self.command("run", "-m", DEMO, "--link", "nccl", "--ids", "1")
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn(b"auto|ipc|socket", result.stderr)
 
 
 del StageByHand  # its own file runs it over sockets
