@@ -100,6 +100,7 @@ void bringup_held(struct engine *e, struct peer *p, const struct message *m)
         peer_break(p, EBB_EMISMATCH, "layers %u-%u were wanted, it holds %u-%u", plan->layer_first,
                    plan->layer_last, first, last);
     } else {
+        p->cache_mib = p->held.cache >> 20;
         p->state = PEER_HELD;
         p->grant = (struct kv_grant){.kv_blocks = p->held.kv_blocks};
     }

@@ -253,7 +253,7 @@ void cards_receipt(struct engine *e, struct peer *p, const struct message *m)
         return;
     }
     line[n] = '\0';
-    p->met_mib = r.reserve_mib < r.free_mib ? r.reserve_mib : r.free_mib;
+    p->cache_mib = r.cache_mib;
     lending_receipt(e, k, line);
     k->lines[p->index] = strdup(line);
     k->freed_mib += r.freed_mib;

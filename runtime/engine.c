@@ -277,7 +277,7 @@ static int memory_open(struct engine *e, struct error *err)
         struct peer *p = &e->peers[i];
         p->index = i;
         p->card = &e->settings->cards[i];
-        start_mib[i] = p->met_mib = p->card->reserve_mib;
+        start_mib[i] = p->card->reserve_mib;
         p->process = (struct process){.pidfd = -1, .fd_in = -1, .fd_out = -1, .fd_err = -1};
         card_label(p->card, p->label, sizeof p->label);
     }

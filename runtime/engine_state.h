@@ -94,8 +94,8 @@ struct peer {
     size_t n_holders;
     bool holders_owed; /* HOLDERS sent */
     struct held held;
-    uint64_t sent_mib; /* the reserve it was last told, by LOAD or VRAM */
-    uint64_t met_mib;  /* of the reserve, what was left free when it last said so */
+    uint64_t sent_mib;  /* the reserve it was last told, by LOAD or VRAM */
+    uint64_t cache_mib; /* its expert cache when it last said so, by HELD or a receipt */
     struct kv_grant grant;
     bool credit_owed; /* CREDITED to come */
     uint64_t progress_done, progress_total;

@@ -183,8 +183,14 @@ void lending_receipt(struct engine *e, const struct card_command *k, const char 
 
 uint64_t lending_reserve_to_load(const struct engine *e, const struct peer *p)
 {
-    uint64_t mib = leases_in_force(&e->leases, p->index);
-    return mib < p->met_mib ? mib : p->met_mib;
+    const struct held *h = &p->held;
+    uint64_t in_force = leases_in_force(&e->leases, p->index), bytes = p->free_mib << 20;
+    uint64_t took = h->weights + h->kv + h->workspace + h->stream + h->link + h->blas + h->context +
+                    (p->cache_mib << 20);
+    if (e->phase == PHASE_BRINGUP)
+        return in_force;
+    uint64_t left = bytes > took ? (bytes - took) >> 20 : 0;
+    return left < in_force ? left : in_force;
 }
 
 void lending_watch(struct engine *e, struct connection *c)

@@ -15,7 +15,8 @@ void lending_apply(struct engine *e, struct card_command *k);
 void lending_finish(struct engine *e, struct card_command *k);
 void lending_receipt(struct engine *e, const struct card_command *k, const char *line);
 uint64_t lending_cards(const struct engine *e, bool every_card, uint32_t device); /* as bits */
-/* What LOAD asks for: the reserve in force, as far as the card could leave it free before. */
+/* What LOAD asks for: the reserve in force; of a stage that is started again no more than leaves it the cache it had, since a reserve
+ * that cannot be met is refused by LOAD: the card may have had too little for it, or the borrower may use it by now. */
 uint64_t lending_reserve_to_load(const struct engine *e, const struct peer *p);
 
 /* A pidfd. EBB_ENOENT: no such process, or it has ended; EBB_EINVAL: a thread; EBB_EIO. */

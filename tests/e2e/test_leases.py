@@ -9,7 +9,7 @@ import threading
 import time
 import unittest
 
-from ebbtide import EBBTIDE, EbbtideTest, golden
+from ebbtide import BIN, EBBTIDE, EbbtideTest, golden
 from processes import descendants, eventually
 
 SERVE = {"vram_mib": "32,32", "segment_mib": 1, "threads": 1}
@@ -123,6 +123,26 @@ class Ends(LeaseTest):
                 since = engine.send("UNLEASE kept")
                 engine.wait("VRAM-DONE", since=since)
                 self.is_back(engine, before)
+        engine.finish()
+
+    def test_a_stage_comes_back_while_the_borrower_uses_what_it_was_lent(self):
+        engine = self.serve(**SERVE)
+        before = engine.stat()
+        lent = before[1]["free_mib"] + 4
+        engine.vram(f"VRAM {lent} 1 for=600 lease=used")
+        holder = subprocess.Popen([str(BIN / "foreign-holder"), "--namespace", self.namespace, "--device", "1", "--mib", str(lent)],
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self.env)
+        self.addCleanup(holder.__exit__, None, None, None)
+        self.addCleanup(holder.kill)
+        self.assertEqual(holder.stdout.readline().split()[:1], [b"held"])
+        self.assertEqual(engine.stat()[1]["free_mib"], 0)
+        os.kill(engine.stages()[1], signal.SIGKILL)
+        self.assertEqual(len(engine.ids("g", 8, "Call me Ishmael.", ignore_eos=1)), 8)
+        self.assertTrue(eventually(lambda: engine.stat()[1]["reserve_mib"] == lent, 10)[0], engine.stat()[1])
+        holder.stdin.close()
+        holder.wait(10)
+        engine.wait("VRAM-DONE", since=engine.send("UNLEASE used"))
+        self.is_back(engine, before)
         engine.finish()
 
     def test_a_lease_that_ends_while_its_stage_is_away_is_not_held_by_the_new_one(self):
@@ -274,6 +294,24 @@ class Tools(LeaseTest):
             result = self.command(*args)
             self.assertEqual((result.returncode, result.stdout, result.stderr.count(b"\n")), (2, b"", 1), (args, result.stderr))
             self.assertIn(f"(see ebbtide {args[0]} --help)", result.stderr.decode())
+
+
+class Bounds(LeaseTest):
+    def test_there_are_256_leases_at_most_and_a_refused_one_changes_nothing(self):
+        engine, client = self.serve(**SERVE), self.client()
+        before = engine.stat()
+        for i in range(256):
+            client.send(f"VRAM 0 {i % 2} conn=1 lease=n{i}")
+        client.wait("LEASES-DONE", since=client.send("LEASES"), seconds=60)
+        self.assertEqual(len(self.leases(engine)), 256)
+        self.assertEqual(engine.error(f"VRAM {before[1]['free_mib'] + 3} 1 for=9 lease=late")[0], "busy")
+        self.is_back(engine, before)
+        self.assertEqual(engine.vram(f"VRAM {before[1]['free_mib'] + 3} 1 for=9 lease=n7")[1]["freed_mib"], 3)
+        engine.wait("VRAM-DONE", since=engine.send("UNLEASE n7"))
+        self.assertEqual(engine.ask("VRAM 1 1 for=9 lease=late")[-1].keys["lease"], "late")
+        client.close()
+        self.assertTrue(eventually(lambda: self.leases(engine) == ["late"], 2)[0])
+        engine.finish()
 
 
 class Watch(LeaseTest):
