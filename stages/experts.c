@@ -184,8 +184,17 @@ static int upload_begin(struct experts *x, struct cache_key key, size_t slot)
 
 bool experts_is_filling(const struct experts *x)
 {
-    return x->cache != NULL && cache_n_resident(x->cache) < cache_n_slots(x->cache) &&
-           cache_n_resident(x->cache) < x->n_slots_full;
+    return experts_n_open(x) > 0;
+}
+
+size_t experts_n_open(const struct experts *x)
+{
+    if (x->cache == NULL)
+        return 0;
+    size_t n =
+        cache_n_slots(x->cache) < x->n_slots_full ? cache_n_slots(x->cache) : x->n_slots_full;
+    size_t n_held = cache_n_resident(x->cache) + (x->exchanging ? 1 : 0);
+    return n > n_held ? n - n_held : 0;
 }
 
 /* Whether the hottest absent expert should come in now; *key is it. Exchanges go one at a time. */
@@ -205,11 +214,13 @@ static int uploads_publish(struct experts *x)
         point_to_slot(x, x->uploading_key[i], x->uploading[i]);
     }
     x->n_uploading = 0;
+    x->exchanging = false;
     return 0;
 }
 
-int experts_settle(struct experts *x, bool start_new, struct error *err)
+int experts_settle(struct experts *x, uint64_t bytes_new, struct error *err)
 {
+    uint64_t bytes_before = x->upload_bytes;
     if (x->cache == NULL)
         return 1;
     int done = x->set.exec->event_query(x->uploaded);
@@ -218,13 +229,15 @@ int experts_settle(struct experts *x, bool start_new, struct error *err)
     int rc = done < 0 ? done : uploads_publish(x);
     struct cache_key key, evicted;
     bool did_evict = false;
-    while (rc == 0 && start_new && !did_evict && next_upload(x, &key)) {
+    while (rc == 0 && x->upload_bytes - bytes_before < bytes_new && !did_evict &&
+           next_upload(x, &key)) {
         size_t slot;
         if (cache_insert(x->cache, key, &slot, &did_evict, &evicted, NULL) != 0)
             break;
         if (did_evict) {
             point_to_file(x, evicted);
             x->n_promoted++;
+            x->exchanging = true;
         }
         rc = upload_begin(x, key, slot);
     }

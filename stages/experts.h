@@ -47,6 +47,7 @@ struct experts {
     size_t uploading[UPLOADS_MAX]; /* slots being filled */
     struct cache_key uploading_key[UPLOADS_MAX];
     size_t n_uploading;
+    bool exchanging;               /* what uploads takes the slot of an expert that left for it */
     struct cache_shrink_plan plan; /* of the shrink that runs */
     bool shrinking;
     bool changed; /* the addresses, since the owner of their copy last cleared this */
@@ -67,9 +68,11 @@ static inline size_t experts_n_held(const struct experts *x)
 /* Brings the cache to n_segments of the pool, which holds n_lent beside them. *reached is what it is; partial success is success with an err to tell. */
 int experts_grow(struct experts *x, size_t n_segments, size_t *reached, struct error *err);
 
-/* At a boundary. start_new = false: only publishes. 1 = no upload runs now, 0 = one does, < 0 = a copy failed. */
-int experts_settle(struct experts *x, bool start_new, struct error *err);
+/* At a boundary. Starts uploads until bytes_new are on their way; 0: only publishes. 1 = no upload runs now, 0 = one does, < 0 = a copy failed. */
+int experts_settle(struct experts *x, uint64_t bytes_new, struct error *err);
 bool experts_is_filling(const struct experts *x); /* free slots and absent experts remain */
+size_t experts_n_open(
+    const struct experts *x); /* slots that hold none and could, but for an exchange under way */
 /* Adds what kernels counted to the cache's heat. At a boundary. */
 void experts_fold_heat(struct experts *x);
 

@@ -121,11 +121,19 @@ int run_settle_uploads(struct stage *s, bool start_new, struct error *err)
     struct experts *x = &s->experts;
     struct trace *t = &s->trace;
     uint64_t n_batches = x->n_batches, bytes = x->upload_bytes, promoted = x->n_promoted;
+    uint64_t now = now_us();
     size_t n = x->n_uploading;
-    int rc = experts_settle(x, start_new, err);
+    bool steps =
+        s->state == STAGE_SERVING && (s->run.phase != RUN_IDLE || queue_first(&s->queue) != NULL);
+    uint64_t may = refill_allowance(&s->refill, now, steps, x->slot_bytes);
+    int rc = experts_settle(x, start_new ? may : 0, err);
+    refill_progress(&s->refill, experts_n_open(x));
+    if (n > 0 && n_batches != x->n_batches)
+        refill_ended(&s->refill, now);
+    if (x->upload_bytes != bytes)
+        refill_started(&s->refill, now, x->upload_bytes - bytes);
     if (!trace_is_on(t) || (n > 0 && n_batches == x->n_batches))
         return rc;
-    uint64_t now = now_us();
     if (n > 0)
         trace_span(t, TRACE_UPLOAD, t->upload_us, now,
                    "name=experts n=%zu bytes=%llu promoted=%llu", n,

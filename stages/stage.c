@@ -19,6 +19,7 @@
 
 #define MIB                 (UINT64_C(1) << 20)
 #define CONTROL_QUEUE_BYTES (64u << 20)
+#define REFILL_POLL_MS      10
 
 uint64_t now_us(void)
 {
@@ -221,6 +222,8 @@ static void loop_once(struct stage *s)
     if (s->run.phase == RUN_IDLE && queue_first(&s->queue) == NULL && s->trace.n_used > 0)
         trace_flush(&s->trace);
     int timeout = ready || (wake < 0 && work_is_out(s)) ? 0 : -1;
+    if (timeout < 0 && s->refill.limited && experts_is_filling(&s->experts))
+        timeout = REFILL_POLL_MS; /* nothing else would tell that the bus may be had */
     if (poll(fds, (nfds_t)n, timeout) < 0 && errno != EINTR) {
         error_set(&err, EBB_EIO, "poll: %s", strerror(errno));
         stage_fail(s, &err);

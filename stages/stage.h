@@ -18,6 +18,7 @@
 #include "stages/forward.h"
 #include "stages/graphs.h"
 #include "stages/platform.h"
+#include "stages/refill.h"
 #include "stages/registration.h"
 #include "stages/trace.h"
 #include "vmm/ledger.h"
@@ -137,6 +138,7 @@ struct stage {
     struct weights weights;
     struct kv kv;
     struct experts experts;
+    struct refill refill;
     struct forward forward;
     struct graphs graphs;
     struct registration registration;

@@ -258,6 +258,8 @@ void stat_command(struct stage *s)
     line_u64(&w, "hits", s->n_hits);
     line_u64(&w, "lookups", s->n_lookups);
     line_u64(&w, "promotions", x->n_promoted);
+    line_u64(&w, "refill_done", s->refill.n_done);
+    line_u64(&w, "refill_total", s->refill.n_wanted);
     line_u64(&w, "kv_mib", kv_bytes(s) / MIB);
     line_u64(&w, "kv_blocks_max", kv_blocks_max(&s->kv));
     stage_say(s, &w);

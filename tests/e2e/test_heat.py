@@ -140,6 +140,27 @@ class HeatFiles(EbbtideTest):
                 engine.finish()
                 self.assertIn(f"heat was not saved: {path}", engine.log())
 
+    def test_a_refill_beside_tokens_goes_on_to_its_end_and_stat_tells_how_far_it_is(self):
+        engine = self.serve(1, vram_mib=48, segment_mib=1)
+        start = engine.stat()[0]
+        since = engine.gen("a", 600, self.prompt, ignore_eos=1)
+        engine.vram(f"VRAM {start['free_mib'] + start['cache_mib'] - start['cache_floor_mib']} 0")
+        opened = start["slots"] - engine.stat()[0]["slots"]
+        self.assertGreater(opened, 0)
+        engine.vram("VRAM - 0")
+        seen = []
+
+        def is_filled():
+            stat = engine.stat()[0]
+            self.assertEqual(stat["refill_total"], opened)
+            self.assertEqual(stat["resident"] - (start["slots"] - opened), stat["refill_done"])
+            seen.append(stat["refill_done"])
+            return stat["refill_done"] == opened
+        self.assertTrue(eventually(is_filled, 30)[0], seen)
+        self.assertEqual(seen, sorted(seen))
+        engine.done("a", since)
+        engine.finish()
+
     def test_an_empty_file_is_a_new_one(self):
         self.file.touch()
         engine = self.learn()

@@ -13,7 +13,7 @@ TIMES = re.compile(r"\b(version|prefill_ms|decode_ms|wait_us|us)=[^ ]*")
 LEFT = re.compile(r"\bfor=\d+")  # seconds that a lease has left
 MACHINE = re.compile(r"\bname=[^ ]*")  # a CPU card is called like the processor
 PP_TIME = re.compile(r"^(PP [^ ]+ \d+ \d+) [^ ]+$")
-PROMOTION_TIMES = re.compile(r"\b(hits|promotions)=[^ ]*")
+PROMOTION_TIMES = re.compile(r"\b(hits|promotions|refill_done|refill_total)=[^ ]*")
 
 
 def mask(line):
@@ -76,7 +76,7 @@ class Player:
             line = mask(m.raw)
             if (m.verb == "DONE" and not self.whole) or (m.verb == "STAT" and not self.always_whole):
                 line = PROMOTION_TIMES.sub(r"\1=*", line)
-            self.transcript.append("< " + shown(line, 400))
+            self.transcript.append("< " + shown(line, 500))
             self.seen += 1
 
     def settle(self):
