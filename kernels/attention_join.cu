@@ -1,7 +1,8 @@
 /* attention_join.cu - the second launch of the split form of attention: a head's partitions are joined in ascending order.
  *
- * One block a head, a thread a value, in whole warps: threads past head_dim have none. Scales of up to JOIN_BATCH partitions are computed side by side by one warp, since running
- * maxima are exact; then every thread runs the chain of attention.cuh, and a warp quantises its 32 values if asked. Inert rows are left alone. Owns nothing.
+ * One block a head, a thread a value, in whole warps: threads past head_dim have none. Scales of up to JOIN_BATCH partitions are
+ * computed side by side by one warp, since running maxima are exact; then every thread runs the chain of attention.cuh, and a warp
+ * quantises its 32 values if asked. Inert rows are left alone. Owns nothing.
  */
 #include "kernels/activation.cuh"
 #include "kernels/attention_split.cuh"
