@@ -2,14 +2,30 @@
  *
  * The stage then keeps copies of a step's values on "the card", registers the model's pages and records its short steps, all as on a
  * GPU, while the CPU's kernels compute: so what is the stage's own in these paths is held to the same tokens on any machine.
+ * DEVICE_STAGE_COPY_US makes copies of at least 100 kB take that long: an expert's whole slot on its move, not the parts of an upload.
  * DEVICE_STAGE_WAKES=0 also takes the wake descriptor away, so that the stage polls. DEVICE_STAGE_KV_F16=1: keys and values are half
  * floats or the card is refused, as on a GPU.
  */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "stages/platform.h"
 
 static struct exec_driver device;
+
+static void wait_job(const void *args, struct exec_cpu_worker *w)
+{
+    (void)w;
+    (void)usleep(*(const useconds_t *)args);
+}
+
+static int slow_copy(struct exec_stream *s, void *to, const void *from, size_t bytes)
+{
+    const char *us = getenv("DEVICE_STAGE_COPY_US");
+    useconds_t wait = us != NULL ? (useconds_t)atoi(us) : 0;
+    int rc = wait > 0 && bytes >= 100000 ? exec_cpu_push(s, wait_job, &wait, sizeof wait) : 0;
+    return rc == 0 ? exec_cpu.copy(s, to, from, bytes) : rc;
+}
 
 static int no_wake_fd(struct exec *e)
 {
@@ -40,6 +56,7 @@ int main(int argc, char **argv)
     const char *wakes = getenv("DEVICE_STAGE_WAKES"), *f16 = getenv("DEVICE_STAGE_KV_F16");
     device = exec_cpu;
     device.is_device = true;
+    device.copy = slow_copy;
     if (wakes != NULL && strcmp(wakes, "0") == 0)
         device.wake_fd = no_wake_fd;
     const struct platform pretended = {.kind = "cpu",

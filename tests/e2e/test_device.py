@@ -32,6 +32,18 @@ class Devices(ExactRuns):
         self.assertEqual([engine.done(f"d{i}", at)[1] for i, at in enumerate(begin)], wanted)
         engine.finish()
 
+    def test_the_copies_of_a_shrink_are_in_its_receipts_time(self):
+        wait_us = 30000
+        prompt = golden()[10]["prompt_ids"][:100]
+        engine = super().serve(1, vram_mib=64, segment_mib=1, kv_tokens=2048, launch=
+                               f"env DEVICE_STAGE_COPY_US={wait_us} sh -c 'shift; exec {BIN}/device-stage \"$@\"' -- {{stage}}")
+        engine.ids("a", 100, prompt, ignore_eos=1)
+        stat = engine.stat()[0]
+        receipt = engine.vram(f"VRAM {stat['free_mib'] + stat['cache_mib'] // 2} 0")[0]
+        self.assertGreater(receipt["freed_mib"], 0)
+        self.assertGreaterEqual(receipt["us"], wait_us)  # some experts moved
+        engine.finish()
+
     def test_vram_commands_change_no_token(self):
         prompt = golden()[10]["prompt_ids"][:100]
         plain = self.serve(2)
