@@ -14,7 +14,7 @@
 
 #include "protocol/excerpt.h"
 
-#define KEYS_MAX       28
+#define KEYS_MAX       32
 #define NAME_BYTES_MAX 31
 
 enum key_kind { KEY_OPTIONAL, KEY_REQUIRED, KEY_REPEATABLE };
@@ -105,7 +105,8 @@ static const struct verb_rule stage_rules[] = {
               {.name = "chunk"},       {.name = "threads"},     {.name = "pin"},
               {.name = "share"},       {.name = "kernels"},     {.name = "kv"},
               {.name = "host_mib"},    {.name = "link"},        {.name = "trace"},
-              {.name = "heat_file"},   {.name = "epoch"}}},
+              {.name = "heat_file"},   {.name = "yield"},       {.name = "yield_quiet_s"},
+              {.name = "epoch"}}},
     {.name = "LINK",
      .keys = {{"epoch", KEY_REQUIRED},
               {.name = "in"},

@@ -166,6 +166,10 @@ static void load_send(struct engine *e, struct peer *p)
     p->sent_mib = lending_reserve_to_load(e, p);
     line_u64(&w, "reserve_mib", p->sent_mib);
     line_u64(&w, "segment_mib", e->sizes.segment_mib);
+    if (s->yield != NULL && strcmp(s->yield, "auto") == 0) {
+        line_key(&w, "yield", "auto");
+        line_u64(&w, "yield_quiet_s", s->yield_quiet_s);
+    }
     if (s->budget_mib > 0)
         line_u64(&w, "host_mib", s->budget_mib);
     line_u64(&w, "context", e->sizes.context);

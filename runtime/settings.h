@@ -46,9 +46,12 @@ struct settings {
         auto_why[320]; /* what it chose, and why where that needs a reason; else "" */
     enum auto_level auto_level;
     uint64_t
-        min_free_mib;    /* --min-free-mib: free on every card before loading, 0 = not looked at */
-    uint32_t wait_s;     /* --wait-s: how long to wait for it, 0 = not at all */
-    char *attach_mib;    /* --attach-mib N|auto: card_attach_mib() */
+        min_free_mib; /* --min-free-mib: free on every card before loading, 0 = not looked at */
+    uint32_t wait_s;  /* --wait-s: how long to wait for it, 0 = not at all */
+    char *attach_mib; /* --attach-mib N|auto: card_attach_mib() */
+    char *yield;      /* --yield off|auto */
+    uint32_t
+        yield_quiet_s;   /* --yield-quiet-s: without foreign memory stirring, then it grows, 10 */
     uint64_t budget_mib; /* --budget-mib (host.budget_mib): of a host's memory, 0 = no bound */
     char *split;         /* --split 0-3,4-7 | auto */
     uint64_t

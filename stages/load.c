@@ -90,6 +90,18 @@ static int check_kv(const struct stage *s, struct error *err)
                      s->platform->kind, kv_names[s->load.kv]);
 }
 
+static int read_yield(const struct message *m, struct load_settings *l, struct error *err)
+{
+    const char *yield = message_key(m, "yield");
+    uint64_t quiet_s = 10;
+    l->yields = yield != NULL && strcmp(yield, "auto") == 0;
+    if (yield != NULL && !l->yields && strcmp(yield, "off") != 0)
+        return error_set(err, EBB_EINVAL, "yield: wanted off or auto, got '%.40s'", yield);
+    int rc = optional(message_u64(m, "yield_quiet_s", 0, 86400, &quiet_s, err));
+    l->yield_quiet_us = quiet_s * 1000000;
+    return rc;
+}
+
 static int read_numbers(const struct message *m, struct load_settings *l, struct error *err)
 {
     int rc = read_u32(m, "device", 0, 1023, &l->device, err);
@@ -109,6 +121,8 @@ static int read_numbers(const struct message *m, struct load_settings *l, struct
         rc = read_u32(m, "epoch", 0, UINT32_MAX, &l->epoch, err);
     if (rc == 0)
         rc = optional(message_u64(m, "reserve_mib", 0, UINT64_C(1) << 40, &l->reserve_mib, err));
+    if (rc == 0)
+        rc = read_yield(m, l, err);
     if (rc == 0)
         rc = optional(message_u64(m, "host_mib", 0, UINT64_C(1) << 40, &l->host_mib, err));
     if (rc == 0)
@@ -444,6 +458,7 @@ void load_command(struct stage *s, const struct message *m)
     }
     s->epoch = s->load.epoch;
     s->reserve_mib = s->load.reserve_mib;
+    s->yield = (struct yield){.is_on = s->load.yields, .quiet_us = s->load.yield_quiet_us};
     s->state = STAGE_HELD;
     held_say(s);
 }
@@ -506,6 +521,9 @@ void load_advance(struct stage *s)
     } else if (rc == 0 && !experts_is_filling(&s->experts) && s->experts.n_uploading == 0) {
         struct line_writer w;
         s->state = STAGE_SERVING;
+        struct vmm_memory mem = {0};
+        (void)s->memory.memory(&s->memory, &mem, NULL);
+        yield_restart(s, mem.foreign_bytes);
         line_begin(&w, s->line, sizeof s->line, "LOADED");
         line_u64(&w, "us", now_us() - s->load_started_us);
         stage_say(s, &w);

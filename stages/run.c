@@ -581,6 +581,7 @@ void run_advance(struct stage *s)
         struct error err = {0};
         budget_finish(s);
         links_deferred(s);
+        yield_look(s);
         vram_advance(s);
         if (vram_is_waiting(s))
             return;

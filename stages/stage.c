@@ -221,8 +221,9 @@ static void loop_once(struct stage *s)
     bool ready = s->state == STAGE_LOADING && !s->run.busy && s->experts.n_uploading == 0;
     if (s->run.phase == RUN_IDLE && queue_first(&s->queue) == NULL && s->trace.n_used > 0)
         trace_flush(&s->trace);
-    int timeout = ready || (wake < 0 && work_is_out(s)) ? 0 : -1;
-    if (timeout < 0 && s->refill.limited && experts_is_filling(&s->experts))
+    int timeout = ready || (wake < 0 && work_is_out(s)) ? 0 : yield_timeout(s);
+    if ((timeout < 0 || timeout > REFILL_POLL_MS) && s->refill.limited &&
+        experts_is_filling(&s->experts))
         timeout = REFILL_POLL_MS; /* nothing else would tell that the bus may be had */
     if (poll(fds, (nfds_t)n, timeout) < 0 && errno != EINTR) {
         error_set(&err, EBB_EIO, "poll: %s", strerror(errno));

@@ -8,7 +8,7 @@
  *   sampling.c  settings of a draw, histories, PROB
  *   stage.c   the loop and the program        load.c   LOAD, HELD, GO, RELEASE        links.c  LINK, tiles and ids
  *   queue.c   ROWS, STEP, FORK, DROP, CANCEL  run.c    executes the queue              vram.c   VRAM, STAT, LEDGER
- *   others.c  HOLDERS, host memory
+ *   others.c  HOLDERS, host memory            yield.c  gives way to foreign memory
  *   budget.c  CREDIT: what KV takes from the expert cache and gives back
  */
 #pragma once
@@ -21,6 +21,7 @@
 #include "stages/refill.h"
 #include "stages/registration.h"
 #include "stages/trace.h"
+#include "stages/yield.h"
 #include "vmm/ledger.h"
 
 #define QUEUE_MAX      64 /* steps, forks and drops waiting */
@@ -38,6 +39,8 @@ struct load_settings {
     uint64_t fingerprint;          /* 0 = not checked */
     uint32_t device, stage, n_stages, layer_first, layer_last;
     uint64_t reserve_mib, segment_mib, kv_tokens, kv_tokens_max, host_mib;
+    bool yields;
+    uint64_t yield_quiet_us;
     uint32_t context, n_sequences, chunk, n_threads, epoch;
     char kernels[16];
     char heat_file[4096]; /* "": none */
@@ -109,7 +112,7 @@ enum kv_moving { KV_STILL, KV_GROWS, KV_SHRINKS };
 enum link_way { LINK_IN, LINK_OUT, LINK_BACK_IN, LINK_BACK_OUT, LINK_N_WAYS };
 
 struct vram_pending {
-    bool to_start;
+    bool to_start, is_own; /* own: yield.c's, without a receipt */
     uint64_t reserve_mib, arrived_us;
 };
 
@@ -173,6 +176,7 @@ struct stage {
     uint64_t vram_started_us, vram_before_mib;
     size_t vram_segments_before;
     uint64_t reserve_mib; /* in force */
+    struct yield yield;
 
     enum kv_moving kv_moving; /* a CREDIT's copies are on the compute stream */
 

@@ -72,12 +72,12 @@ static const char *shortfall_reason(const struct stage *s, const struct vmm_memo
     return "floor";
 }
 
-/* The command that is served now is done: its receipt, and on to the next. */
-static void vram_end(struct stage *s, const struct error *driver)
+static void receipt_say(struct stage *s, const struct error *driver)
 {
     const struct vram_pending *p = &s->vram[s->vram_first];
     struct vmm_memory mem = memory_now(s);
     uint64_t now = now_us();
+    yield_restart(s, mem.foreign_bytes);
     struct vram_receipt r = {
         .device = s->load.device,
         .reserve_mib = s->reserve_mib,
@@ -116,6 +116,16 @@ static void vram_end(struct stage *s, const struct error *driver)
     line_i64(&w, "freed_mib", r.freed_mib);
     line_u64(&w, "shortfall_mib", r.shortfall_mib);
     stage_say(s, &w);
+}
+
+/* The command that is served now is done: its receipt, and on to the next. */
+static void vram_end(struct stage *s, const struct error *driver)
+{
+    if (s->vram[s->vram_first].is_own) {
+        yield_ended(s, s->vram_segments_before, driver);
+    } else {
+        receipt_say(s, driver);
+    }
     s->vram_first = (s->vram_first + 1) % VRAM_QUEUE_MAX;
     s->n_vram--;
 }
@@ -132,11 +142,13 @@ static bool vram_begin(struct stage *s)
         return false;
     }
     const struct vram_pending *p = &s->vram[s->vram_first];
-    s->reserve_mib = p->to_start ? s->load.reserve_mib : p->reserve_mib;
+    if (!p->is_own)
+        s->reserve_mib = p->to_start ? s->load.reserve_mib : p->reserve_mib;
     s->vram_started_us = now_us();
     s->vram_before_mib = memory_now(s).free_bytes / MIB;
     s->vram_segments_before = experts_n_held(x);
-    size_t wanted = vram_segments_wanted(s, s->reserve_mib, &driver), reached;
+    size_t wanted = vram_segments_wanted(s, p->is_own ? p->reserve_mib : s->reserve_mib, &driver),
+           reached;
     size_t n_backed = x->cache != NULL ? cache_n_segments(x->cache) : 0;
     if (wanted < n_backed) {
         int rc = experts_shrink_begin(x, wanted, s->compute, &driver);
@@ -198,6 +210,8 @@ void vram_command(struct stage *s, const struct message *m)
         stage_refuse(s, "-", &err);
         return;
     }
+    if (s->n_vram == 1 && s->vram[s->vram_first].is_own && !s->vram_moving)
+        s->n_vram = 0; /* commands go before what the stage wants of its own */
     s->vram[(s->vram_first + s->n_vram++) % VRAM_QUEUE_MAX] = (struct vram_pending){
         .to_start = request.to_start, .reserve_mib = request.reserve_mib, .arrived_us = now_us()};
 }
@@ -262,6 +276,7 @@ void stat_command(struct stage *s)
     line_u64(&w, "refill_total", s->refill.n_wanted);
     line_u64(&w, "kv_mib", kv_bytes(s) / MIB);
     line_u64(&w, "kv_blocks_max", kv_blocks_max(&s->kv));
+    line_u64(&w, "yielded_mib", segments_mib(s, s->yield.n_segments));
     stage_say(s, &w);
     line_begin(&w, s->line, sizeof s->line, "STAT-DONE");
     stage_say(s, &w);
