@@ -7,7 +7,7 @@
  * A card_command stands in its connection's order of answers; while stages owe it something they
  * point at it, so one whose connection is lost lives on without it until the last has answered.
  * Receipts are read and written anew (nothing of a stage reaches a client unchecked); STAT and
- * LEDGER lines pass as they are after their syntax and device were checked.
+ * LEDGER lines pass as they are, but for the base reserve, after their syntax and device were checked.
  */
 #include "runtime/cards.h"
 #include <inttypes.h>
@@ -415,6 +415,24 @@ void cards_start(struct engine *e, struct card_command *k)
         answer_whole(e, k, is_stat ? "STAT-DONE\n" : "LEDGER-DONE\n");
 }
 
+/* With the base reserve as the coordinator knows it: a stage's own is what LOAD told it, which leases and restarts have a part in.
+ * NULL: no memory. */
+static char *answer_copy(const char *line, uint64_t base_mib)
+{
+    static const char key[] = " base_mib=";
+    const char *at = strstr(line, key), *after = at != NULL ? at + strlen(key) : line;
+    size_t room = strlen(line) + 32;
+    char *copy = malloc(room);
+    if (copy == NULL)
+        return NULL;
+    if (at == NULL)
+        (void)snprintf(copy, room, "%s\n", line);
+    else
+        (void)snprintf(copy, room, "%.*s%" PRIu64 "%s\n", (int)(after - line), line, base_mib,
+                       after + strcspn(after, " "));
+    return copy;
+}
+
 void cards_answer(struct engine *e, struct peer *p, const char *line, enum reply_kind kind)
 {
     struct asked_queue *q = kind == REPLY_STAT ? &p->stat : &p->ledger;
@@ -424,13 +442,7 @@ void cards_answer(struct engine *e, struct peer *p, const char *line, enum reply
     q->first = a->next;
     if (q->first == NULL)
         q->last = NULL;
-    size_t n = strlen(line);
-    char *copy = malloc(n + 2);
-    if (copy != NULL) {
-        memcpy(copy, line, n);
-        memcpy(copy + n, "\n", 2);
-    }
-    part_answered(e, a->command, p->index, copy);
+    part_answered(e, a->command, p->index, answer_copy(line, e->leases.base_mib[p->index]));
     free(a);
 }
 

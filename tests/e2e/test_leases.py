@@ -120,6 +120,7 @@ class Ends(LeaseTest):
                     return now["state"] != "restarting" and all(now[k] == held[k] for k in ("reserve_mib", "free_mib", "cache_mib"))
                 self.assertTrue(eventually(same, 10)[0], f"{engine.stat()[1]} is not {held}")
                 self.assertEqual(self.leases(engine), ["kept"])
+                self.assertEqual(engine.stat()[1]["base_mib"], before[1]["base_mib"])
                 since = engine.send("UNLEASE kept")
                 engine.wait("VRAM-DONE", since=since)
                 self.is_back(engine, before)
