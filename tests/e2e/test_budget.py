@@ -164,7 +164,7 @@ class Credits(EbbtideTest):
             self.namespace += "x"
             stage = self.started()
             self.assertGreaterEqual(stage.after("CREDIT 60", "CREDITED")["kv_blocks"], 60)
-            step, _ = self.feed(stage, 1, 0, 0, LONG[:900])      # the front, to be dropped
+            step, _ = self.feed(stage, 1, 0, 0, LONG[900:1800])  # the front, another text, to be dropped
             step, _ = self.feed(stage, step, 1, 0, LONG[:700])   # behind it
             stage.after("FORK 2 1 650", "FORKED")
             stage.after("DROP 0", "DROPPED")
