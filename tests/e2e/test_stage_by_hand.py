@@ -90,7 +90,8 @@ class StageByHand(EbbtideTest):
         self.assertEqual(self.decode(stages, 8, first_step=1, epoch=1), before)
         since = stages[0].send(rows(200, 7, 0, "5", epoch=0), "STEP epoch=0 step=200 rows=1", "PING old")
         stages[0].wait("PONG", "old", since)
-        self.assertFalse([m for m in stages[0].lines.all[since:] if m.verb in ("ERR", "RAN")])
+        late = [m for m in stages[0].lines.all[since:] if m.verb in ("ERR", "RAN")]  # RAN of the last steps may come this late
+        self.assertEqual([m for m in late if m.verb == "ERR" or m["epoch"] == 0], [])
 
     def test_forks_share_a_prefix_and_then_go_their_own_way(self):
         stage, = self.started(1)
