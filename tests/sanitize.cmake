@@ -73,6 +73,15 @@ set(kills
   StageDies.test_requests_fail_by_name_after_the_last_attempt_and_the_engine_lives
   StageDies.test_sampled_sequences_side_by_side_go_on_identically
   StageDies.test_kills_at_random_moments_change_no_token)
+set(leases
+  Ends.test_a_lease_outlives_its_stage_even_one_that_could_not_be_met
+  Tools.test_killed_with_nine_it_gives_back_within_two_seconds_and_takes_its_command_along
+  Many.test_fifty_clients_get_every_answer_right_and_in_order_while_tokens_stay_the_same)
+set(links
+  RingByHand.test_linked_stages_say_what_the_link_became
+  RingByHand.test_pieces_of_every_size_arrive_whole
+  RingByHand.test_a_token_may_be_named_before_it_is_known
+  RingByHand.test_a_killed_neighbour_leaves_no_ring_with_anybody)
 set(driver_failures
   DriverFailures.test_what_a_driver_never_takes_back_is_told_and_ends_with_the_process
   DriverFailures.test_a_driver_that_will_not_say_what_is_free_moves_nothing
@@ -114,6 +123,9 @@ if(EBBTIDE_SANITIZE MATCHES address)
   list(APPEND kills
     StageDies.test_a_stage_killed_in_a_prefill_costs_no_request
     StageStops.test_a_stopped_stage_leaves_the_engine_answering)
+  list(APPEND links
+    RingByHand.test_cards_that_cannot_share_use_the_socket_and_say_why
+    Engines.test_tokens_go_on_identically_after_the_middle_stage_is_killed)
   list(APPEND driver_failures
     DriverFailures.test_a_refused_load_holds_nothing_and_the_next_one_works
     DriverFailures.test_a_driver_that_goes_on_refusing_costs_receipts_and_no_token)
@@ -127,14 +139,17 @@ if(EBBTIDE_SANITIZE MATCHES address)
     Plans.test_an_engine_whose_cards_are_too_small_is_refused_with_the_same_words
     Plans.test_why_shows_the_candidates_and_low_the_number_to_set)
   sanitize_test(e2e bad_files OFF BadFiles)
+  sanitize_test(e2e heat OFF HeatFiles)
+  sanitize_test(e2e budget OFF Credits Budget.test_what_a_vram_command_holds_is_refused_and_had_again_afterwards)
+  sanitize_test(e2e yield ON Yielding.test_while_tokens_flow_it_gives_way_within_a_second_and_no_token_changes)
   sanitize_test(e2e goldens OFF
     Goldens.test_the_plain_reference_gives_the_same_logits_as_the_chosen_kernels)
 endif()
 
-foreach(name main_job stage_by_hand protocol sampling architectures exactness pinning tools)
+foreach(name main_job stage_by_hand links protocol sampling architectures exactness pinning tools)
   sanitize_test(e2e ${name} OFF ${${name}})
 endforeach()
-foreach(name lifecycle vram bench)
+foreach(name lifecycle vram bench leases)
   sanitize_test(e2e ${name} ON ${${name}})
 endforeach()
 sanitize_test(chaos kills ON ${kills})
