@@ -12,8 +12,6 @@
  */
 #include "stages/stage.h"
 
-#define MIB (UINT64_C(1) << 20)
-
 bool budget_is_next(const struct stage *s)
 {
     const struct queue *q = &s->queue;
@@ -33,8 +31,8 @@ static void credit_end(struct stage *s)
     line_u64(&w, "kv_blocks_free", s->kv.n_free);
     line_u64(&w, "free_mib", mem.free_bytes / MIB);
     line_u64(&w, "reserve_mib", s->reserve_mib);
-    line_u64(&w, "cache_mib", experts_n_held(x) * x->pool.segment_bytes / MIB);
-    line_u64(&w, "cache_floor_mib", x->n_segments_floor * x->pool.segment_bytes / MIB);
+    line_u64(&w, "cache_mib", segments_mib(s, experts_n_held(x)));
+    line_u64(&w, "cache_floor_mib", segments_mib(s, x->n_segments_floor));
     stage_say(s, &w);
     queue_pop(&s->queue);
 }

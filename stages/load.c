@@ -10,7 +10,6 @@
 #include <string.h>
 #include "stages/heat_file.h"
 
-#define MIB                 (UINT64_C(1) << 20)
 #define LOAD_PIECE_BYTES    (16 * MIB)
 #define CONTEXT_DEFAULT_MAX 8192
 /* So cold that any real use outweighs it; it only orders the first fill: expert 0 of every layer, then expert 1, … */

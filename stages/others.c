@@ -6,8 +6,6 @@
 
 #include <string.h>
 
-#define MIB (UINT64_C(1) << 20)
-
 void holders_command(struct stage *s, const struct message *m)
 {
     struct vmm_holder holders[VMM_HOLDERS_MAX];

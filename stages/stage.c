@@ -17,7 +17,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MIB                 (UINT64_C(1) << 20)
 #define CONTROL_QUEUE_BYTES (64u << 20)
 #define REFILL_POLL_MS      10
 

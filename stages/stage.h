@@ -24,6 +24,8 @@
 #include "stages/yield.h"
 #include "vmm/ledger.h"
 
+#define MIB (UINT64_C(1) << 20)
+
 #define QUEUE_MAX      64 /* steps, forks and drops waiting */
 #define VRAM_QUEUE_MAX 256
 #define DEFERRED_MAX   8    /* LINK lines waiting for a boundary */
@@ -281,6 +283,8 @@ void stat_command(struct stage *s);
 void ledger_command(struct stage *s);
 void ledger_read(struct stage *s, struct ledger *out);
 void held_say(struct stage *s);
+/* What n segments of the card's pool are. */
+uint64_t segments_mib(const struct stage *s, size_t n);
 /* Segments the cache may have so that reserve_mib stays free, between the floor and everything. Where the
  * driver will not say what is free, what is held, and err has its words. */
 size_t vram_segments_wanted(struct stage *s, uint64_t reserve_mib, struct error *err);

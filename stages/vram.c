@@ -9,8 +9,6 @@
 
 #include <string.h>
 
-#define MIB (UINT64_C(1) << 20)
-
 static struct vmm_memory memory_now(struct stage *s)
 {
     struct vmm_memory mem = {0};
@@ -40,7 +38,7 @@ size_t vram_segments_wanted(struct stage *s, uint64_t reserve_mib, struct error 
     return wanted < x->n_segments_floor ? x->n_segments_floor : wanted;
 }
 
-static uint64_t segments_mib(const struct stage *s, size_t n)
+uint64_t segments_mib(const struct stage *s, size_t n)
 {
     return n * (uint64_t)s->experts.pool.segment_bytes / MIB;
 }

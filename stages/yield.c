@@ -5,7 +5,6 @@
  */
 #include "stages/stage.h"
 
-#define MIB     (UINT64_C(1) << 20)
 #define LOOK_US UINT64_C(100000)
 
 void yield_restart(struct stage *s, uint64_t foreign_bytes)
