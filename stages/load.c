@@ -422,6 +422,7 @@ void load_release(struct stage *s)
     s->vram_moving = false;
     s->kv_moving = KV_STILL;
     s->n_vram = 0;
+    turn_give(s);
     s->state = STAGE_EMPTY;
     struct vmm_memory mem = {0};
     if (s->memory.memory != NULL && s->memory.memory(&s->memory, &mem, NULL) == 0 &&

@@ -19,6 +19,7 @@
 
 #define CONTROL_QUEUE_BYTES (64u << 20)
 #define REFILL_POLL_MS      10
+#define TURN_POLL_MS        1 /* nothing tells of another process' unlocking */
 
 uint64_t now_us(void)
 {
@@ -224,6 +225,8 @@ static void loop_once(struct stage *s)
     if ((timeout < 0 || timeout > REFILL_POLL_MS) && s->refill.limited &&
         experts_is_filling(&s->experts))
         timeout = REFILL_POLL_MS; /* nothing else would tell that the bus may be had */
+    if (timeout != 0 && s->turn.asked_us != 0)
+        timeout = TURN_POLL_MS;
     if (poll(fds, (nfds_t)n, timeout) < 0 && errno != EINTR) {
         error_set(&err, EBB_EIO, "poll: %s", strerror(errno));
         stage_fail(s, &err);
@@ -376,6 +379,8 @@ static int stage_open(struct stage *s, struct error *err)
         rc = s->platform->memory_open(&s->memory, &s->card_setting, err);
     s->link_driver = s->platform->links[0];
     s->load.device = (uint32_t)s->card_setting.device;
+    if (rc == 0)
+        turn_open(s);
     return rc;
 }
 
@@ -386,6 +391,7 @@ int stage_main(const struct platform *platform, int argc, char **argv)
     if (s == NULL)
         return 1;
     s->platform = platform;
+    s->turn.lock.fd = -1;
     (void)signal(SIGPIPE, SIG_IGN);
     int rc = options_read(s, argc, argv);
     if (rc != 0) {
@@ -401,6 +407,7 @@ int stage_main(const struct platform *platform, int argc, char **argv)
         stage_log("%s: %s", platform->program, err.text);
     load_heat_save(s);
     load_release(s);
+    turn_close(s);
     if (s->memory.close != NULL)
         s->memory.close(&s->memory);
     (void)channel_flush(&s->control);

@@ -8,7 +8,7 @@
  *   sampling.c  settings of a draw, histories, PROB
  *   stage.c   the loop and the program        load.c   LOAD, HELD, GO, RELEASE        links.c  LINK, tiles and ids
  *   queue.c   ROWS, STEP, FORK, DROP, CANCEL  run.c    executes the queue              vram.c   VRAM, STAT, LEDGER
- *   others.c  HOLDERS, host memory            yield.c  gives way to foreign memory
+ *   others.c  HOLDERS, host memory            yield.c  gives way to foreign memory    turn.c   one of a card's stages at a time
  *   budget.c  CREDIT: what KV takes from the expert cache and gives back
  */
 #pragma once
@@ -21,6 +21,7 @@
 #include "stages/refill.h"
 #include "stages/registration.h"
 #include "stages/trace.h"
+#include "stages/turn.h"
 #include "stages/yield.h"
 #include "vmm/ledger.h"
 
@@ -179,6 +180,7 @@ struct stage {
     size_t vram_segments_before;
     uint64_t reserve_mib; /* in force */
     struct yield yield;
+    struct turn turn;
 
     enum kv_moving kv_moving; /* a CREDIT's copies are on the compute stream */
 
@@ -277,8 +279,8 @@ void budget_finish(struct stage *s); /* at a boundary: what the copies were made
 /* vram.c */
 void vram_command(struct stage *s, const struct message *m);
 void vram_advance(struct stage *s); /* at a boundary, or while moving */
-bool vram_is_waiting(
-    const struct stage *s); /* commands are queued or moves run: no new work goes out */
+/* Commands are queued or moves run, and it is this stage's turn: no new work goes out. */
+bool vram_is_waiting(const struct stage *s);
 void stat_command(struct stage *s);
 void ledger_command(struct stage *s);
 void ledger_read(struct stage *s, struct ledger *out);

@@ -70,12 +70,11 @@ static const char *shortfall_reason(const struct stage *s, const struct vmm_memo
     return "floor";
 }
 
-static void receipt_say(struct stage *s, const struct error *driver)
+static void receipt_say(struct stage *s, const struct vmm_memory *mem, const struct error *driver)
 {
     const struct vram_pending *p = &s->vram[s->vram_first];
-    struct vmm_memory mem = memory_now(s);
     uint64_t now = now_us();
-    yield_restart(s, mem.foreign_bytes);
+    yield_restart(s, mem->foreign_bytes);
     struct vram_receipt r = {
         .device = s->load.device,
         .reserve_mib = s->reserve_mib,
@@ -84,10 +83,10 @@ static void receipt_say(struct stage *s, const struct error *driver)
         .slots = slots_now(s),
         .slots_full = s->experts.n_slots_full,
         .before_mib = s->vram_before_mib,
-        .free_mib = mem.free_bytes / MIB,
+        .free_mib = mem->free_bytes / MIB,
         .freed_mib = (int64_t)segments_mib(s, s->vram_segments_before) -
                      (int64_t)segments_mib(s, experts_n_held(&s->experts)),
-        .foreign_mib = mem.foreign_bytes / MIB,
+        .foreign_mib = mem->foreign_bytes / MIB,
         .prompt_chunk = s->load.chunk,
         .wait_us = s->vram_started_us - p->arrived_us,
         .us = now - s->vram_started_us,
@@ -95,7 +94,7 @@ static void receipt_say(struct stage *s, const struct error *driver)
     };
     r.shortfall_mib = r.reserve_mib > r.free_mib ? r.reserve_mib - r.free_mib : 0;
     if (r.shortfall_mib > 0 || driver->code != 0)
-        (void)snprintf(r.reason, sizeof r.reason, "%s", shortfall_reason(s, &mem, driver));
+        (void)snprintf(r.reason, sizeof r.reason, "%s", shortfall_reason(s, mem, driver));
     if (driver->code != 0)
         stage_log("card %u: VRAM %llu: %s", s->load.device, (unsigned long long)s->reserve_mib,
                   driver->text);
@@ -116,23 +115,27 @@ static void receipt_say(struct stage *s, const struct error *driver)
     stage_say(s, &w);
 }
 
-/* The command that is served now is done: its receipt, and on to the next. */
+/* The command that is served now is done: the turn is the neighbours', its receipt is said, and on to the next. */
 static void vram_end(struct stage *s, const struct error *driver)
 {
+    struct vmm_memory mem = memory_now(s);
+    turn_give(s);
     if (s->vram[s->vram_first].is_own) {
         yield_ended(s, s->vram_segments_before, driver);
     } else {
-        receipt_say(s, driver);
+        receipt_say(s, &mem, driver);
     }
     s->vram_first = (s->vram_first + 1) % VRAM_QUEUE_MAX;
     s->n_vram--;
 }
 
-/* False: it has to wait for uploads that run. */
+/* False: it has to wait, for its turn or for uploads that run. */
 static bool vram_begin(struct stage *s)
 {
     struct experts *x = &s->experts;
     struct error err = {0}, driver = {0};
+    if (!turn_take(s))
+        return false;
     int idle = run_settle_uploads(s, false, &err);
     if (idle <= 0) {
         if (idle < 0)
@@ -186,7 +189,7 @@ void vram_advance(struct stage *s)
 
 bool vram_is_waiting(const struct stage *s)
 {
-    return s->n_vram > 0;
+    return s->n_vram > 0 && s->turn.asked_us == 0;
 }
 
 void vram_command(struct stage *s, const struct message *m)

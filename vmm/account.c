@@ -22,7 +22,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -133,57 +132,6 @@ static bool entry_is_of_process(const struct account *a, const struct table_entr
     return e->pid == (int32_t)a->pid && e->start_time == a->start_time;
 }
 
-/* Ours, and nobody else may write there. */
-static int ownership_check(const char *path, const struct stat *st, struct error *err)
-{
-    if (st->st_uid != geteuid())
-        return error_set(err, EBB_EDRIVER, "%s: belongs to user %ld, wanted %ld", path,
-                         (long)st->st_uid, (long)geteuid());
-    if ((st->st_mode & 022) != 0)
-        return error_set(err, EBB_EDRIVER, "%s: others may write to it (mode %03o)", path,
-                         (unsigned)(st->st_mode & 0777));
-    return 0;
-}
-
-static int directory_open(const char *path, int *fd, struct error *err)
-{
-    struct stat st;
-    if (mkdir(path, 0700) != 0 && errno != EEXIST)
-        return error_set(err, EBB_EDRIVER, "%s: cannot make the directory: %s", path,
-                         strerror(errno));
-    *fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (*fd < 0)
-        return error_set(err, EBB_EDRIVER, "%s: wants a directory: %s", path, strerror(errno));
-    int code = fstat(*fd, &st) == 0 ? ownership_check(path, &st, err)
-                                    : error_set(err, EBB_EDRIVER, "%s: %s", path, strerror(errno));
-    if (code != 0)
-        (void)close(*fd);
-    return code;
-}
-
-static int file_open(struct account *a, struct error *err)
-{
-    int directory = -1;
-    struct stat st;
-    int code = directory_open(a->directory, &directory, err);
-    if (code != 0)
-        return code;
-    int fd = openat(directory, a->file, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (fd < 0 || fstat(fd, &st) != 0)
-        code = error_set(err, EBB_EDRIVER, "%s/%s: cannot open it: %s", a->directory, a->file,
-                         strerror(errno));
-    else if (!S_ISREG(st.st_mode))
-        code = error_set(err, EBB_EDRIVER, "%s/%s: wants a regular file", a->directory, a->file);
-    else
-        code = ownership_check(a->file, &st, err);
-    (void)close(directory);
-    if (code != 0 && fd >= 0)
-        (void)close(fd);
-    if (code == 0)
-        a->fd = fd;
-    return code;
-}
-
 static int64_t now_ms(void)
 {
     struct timespec t;
@@ -191,58 +139,35 @@ static int64_t now_ms(void)
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-static int lock_wait(struct account *a, struct error *err)
+static int table_lock(struct account *a, struct error *err)
 {
     int64_t end = now_ms() + LOCK_WAIT_MS;
     long pause_ns = 20000;
-    while (flock(a->fd, LOCK_EX | LOCK_NB) != 0) {
-        if (errno != EWOULDBLOCK && errno != EINTR)
-            return error_set(err, EBB_EDRIVER, "%s/%s: cannot lock it: %s", a->directory, a->file,
-                             strerror(errno));
+    int got;
+    while ((got = lock_file_try(&a->lock, err)) == 0) {
         if (now_ms() >= end)
             return error_set(err, EBB_EBUSY,
                              "%s/%s: another process has kept it locked for %d ms (is it stopped?)",
-                             a->directory, a->file, LOCK_WAIT_MS);
+                             a->lock.directory, a->lock.file, LOCK_WAIT_MS);
         (void)nanosleep(&(struct timespec){.tv_nsec = pause_ns}, NULL);
         pause_ns = pause_ns < 1000000 ? pause_ns * 2 : pause_ns;
     }
-    return 0;
+    return got < 0 ? got : 0;
 }
 
 static void table_unlock(struct account *a)
 {
-    (void)flock(a->fd, LOCK_UN);
-}
-
-/* Locks the file that has the name now: if it was removed, others may be using a new one. */
-static int table_lock(struct account *a, struct error *err)
-{
-    for (int attempt = 0; attempt < 8; attempt++) {
-        struct stat st;
-        int code = lock_wait(a, err);
-        if (code != 0)
-            return code;
-        if (fstat(a->fd, &st) == 0 && st.st_nlink > 0)
-            return 0;
-        int old = a->fd;
-        code = file_open(a, err);
-        if (code != 0) {
-            table_unlock(a);
-            return code;
-        }
-        (void)close(old);
-    }
-    return error_set(err, EBB_EDRIVER, "%s/%s: is removed again and again", a->directory, a->file);
+    lock_file_release(&a->lock);
 }
 
 static int write_at(struct account *a, const void *bytes, size_t n, size_t offset,
                     struct error *err)
 {
-    ssize_t written = pwrite(a->fd, bytes, n, (off_t)offset);
+    ssize_t written = pwrite(a->lock.fd, bytes, n, (off_t)offset);
     if (written == (ssize_t)n)
         return 0;
-    return error_set(err, EBB_EDRIVER, "%s/%s: cannot write %zu bytes: %s", a->directory, a->file,
-                     n, written < 0 ? strerror(errno) : "short write");
+    return error_set(err, EBB_EDRIVER, "%s/%s: cannot write %zu bytes: %s", a->lock.directory,
+                     a->lock.file, n, written < 0 ? strerror(errno) : "short write");
 }
 
 static int entry_write(struct account *a, struct table *t, size_t index, struct error *err)
@@ -261,16 +186,16 @@ static int table_make(struct account *a, struct table *t, struct error *err)
             return error_set(err, EBB_EDRIVER,
                              "%s/%s: its header is damaged and process %ld still has memory in it: "
                              "end that process, or remove the file",
-                             a->directory, a->file, (long)e->pid);
+                             a->lock.directory, a->lock.file, (long)e->pid);
     }
     memset(t, 0, sizeof *t);
     t->header.magic = TABLE_MAGIC;
     t->header.version = TABLE_VERSION;
     t->header.n_entries = TABLE_N_ENTRIES;
     t->header.check = check_of(&t->header, offsetof(struct table_header, check));
-    if (ftruncate(a->fd, 0) != 0)
-        return error_set(err, EBB_EDRIVER, "%s/%s: cannot empty it: %s", a->directory, a->file,
-                         strerror(errno));
+    if (ftruncate(a->lock.fd, 0) != 0)
+        return error_set(err, EBB_EDRIVER, "%s/%s: cannot empty it: %s", a->lock.directory,
+                         a->lock.file, strerror(errno));
     return write_at(a, t, sizeof *t, 0, err);
 }
 
@@ -278,10 +203,10 @@ static int table_read(struct account *a, struct table *t, struct error *err)
 {
     struct stat st;
     memset(t, 0, sizeof *t);
-    ssize_t n = pread(a->fd, t, sizeof *t, 0);
-    if (n < 0 || fstat(a->fd, &st) != 0)
-        return error_set(err, EBB_EDRIVER, "%s/%s: cannot read it: %s", a->directory, a->file,
-                         strerror(errno));
+    ssize_t n = pread(a->lock.fd, t, sizeof *t, 0);
+    if (n < 0 || fstat(a->lock.fd, &st) != 0)
+        return error_set(err, EBB_EDRIVER, "%s/%s: cannot read it: %s", a->lock.directory,
+                         a->lock.file, strerror(errno));
     if (st.st_size == (off_t)sizeof *t && n == (ssize_t)sizeof *t && header_is_whole(&t->header))
         return 0;
     return table_make(a, t, err);
@@ -333,8 +258,8 @@ static int entry_put(struct account *a, struct table *t, const struct table_scan
     if (s->mine == NO_ENTRY && bytes == 0)
         return 0;
     if (index == NO_ENTRY)
-        return error_set(err, EBB_EDRIVER, "%s/%s: full: %u owners hold memory", a->directory,
-                         a->file, TABLE_N_ENTRIES);
+        return error_set(err, EBB_EDRIVER, "%s/%s: full: %u owners hold memory", a->lock.directory,
+                         a->lock.file, TABLE_N_ENTRIES);
     struct table_entry *e = &t->entries[index];
     if (s->mine != NO_ENTRY && e->bytes == bytes && e->device == a->device)
         return 0;
@@ -400,65 +325,46 @@ static int name_space_check(const char *name, struct error *err)
     return 0;
 }
 
-static int directory_choose(struct account *a, const char *directory, struct error *err)
-{
-    const char *xdg = getenv("XDG_RUNTIME_DIR");
-    int n;
-    if (directory != NULL && directory[0] != '\0')
-        n = snprintf(a->directory, sizeof a->directory, "%s", directory);
-    else if (xdg != NULL && xdg[0] == '/')
-        n = snprintf(a->directory, sizeof a->directory, "%s/ebbtide", xdg);
-    else
-        n = snprintf(a->directory, sizeof a->directory, "/tmp/ebbtide-%ld", (long)geteuid());
-    if (n < 0 || (size_t)n >= sizeof a->directory)
-        return error_set(err, EBB_EINVAL, "runtime directory: its path is longer than %zu bytes",
-                         sizeof a->directory - 1);
-    return 0;
-}
-
 int account_open(struct account *a, const char *directory, const char *name_space, int device,
                  struct error *err)
 {
     static _Atomic uint64_t n_opened;
     char state;
     long n_threads;
-    *a = (struct account){.fd = -1, .device = device, .pid = getpid()};
+    *a = (struct account){.lock.fd = -1, .device = device, .pid = getpid()};
     if (device < 0 || device > 4095)
         return error_set(err, EBB_EINVAL, "cpu:%d: wants a card number from 0 to 4095", device);
     const char *name = name_space != NULL ? name_space : "default";
     int code = name_space_check(name, err);
-    if (code == 0)
-        code = directory_choose(a, directory, err);
     if (code != 0)
         return code;
-    (void)snprintf(a->file, sizeof a->file, "cards-%s.lock", name);
+    char file[96];
+    (void)snprintf(file, sizeof file, "cards-%s.lock", name);
     int system_code = process_stat(a->pid, &state, &n_threads, &a->start_time);
     if (system_code != 0)
         return error_set(err, EBB_EDRIVER, "/proc/%ld/stat: %s", (long)a->pid,
                          strerror(system_code));
     a->instance = atomic_fetch_add(&n_opened, 1) + 1;
-    code = file_open(a, err);
+    code = lock_file_open(&a->lock, directory, file, err);
     if (code != 0)
         return code;
     /* Reading it now tells of a damaged file at the start, not at the first allocation. */
     code = account_update(a, 0, 0, NULL, err);
-    if (code != 0) {
-        (void)close(a->fd);
-        a->fd = -1;
-    }
+    if (code != 0)
+        lock_file_close(&a->lock);
     return code;
 }
 
 void account_close(struct account *a)
 {
-    if (a->pid == 0 || a->fd < 0)
+    if (a->pid == 0 || a->lock.fd < 0)
         return;
     if (a->pid == getpid()) {
         a->bytes = 0;
         (void)account_update(a, 0, 0, NULL, NULL);
     }
-    (void)close(a->fd);
-    *a = (struct account){.fd = -1};
+    lock_file_close(&a->lock);
+    *a = (struct account){.lock.fd = -1};
 }
 
 int account_take(struct account *a, uint64_t bytes, uint64_t capacity_bytes, struct error *err)

@@ -13,17 +13,15 @@
  * Threads: an account belongs to one thread; any number of accounts may be open in one process.
  */
 #pragma once
-#include <limits.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
 #include "protocol/error.h"
 #include "vmm/driver.h"
+#include "vmm/lock_file.h"
 
 struct account {
-    char directory[PATH_MAX];
-    char file[96]; /* name inside the directory */
-    int fd;        /* owned; -1 = closed */
+    struct lock_file lock; /* the table is in it */
     int device;
     pid_t pid; /* who opened it: a forked child has no share in it */
     uint64_t start_time, instance;

@@ -1,13 +1,15 @@
 """One stage as a process, driven by its lines alone, as a person would at a terminal."""
 import subprocess
+import tempfile
+from pathlib import Path
 
 from ebbtide import BIN, DEMO, Connection, Lines, encode
 
 
 class Stage(Connection):
     def __init__(self, test, device, vram_mib=64, program=("ebbtide-stage-cpu",)):
-        self.log_path = test.sandbox / f"stage-{device}.err"
-        with open(self.log_path, "wb") as log:
+        with tempfile.NamedTemporaryFile("wb", prefix=f"stage-{device}-", suffix=".err", dir=test.sandbox, delete=False) as log:
+            self.log_path = Path(log.name)
             self.process = subprocess.Popen(
                 [str(BIN / program[0]), *program[1:], "--device", str(device), "--vram-mib", str(vram_mib),
                  "--namespace", test.namespace],
