@@ -2,6 +2,7 @@
 import unittest
 
 from card import IS_CUDA, BigModel, GpuTest, byte_prompts
+from processes import eventually, is_alive
 
 CONTEXT = {"context": 4096, "parallel": 4, "kv_tokens": 8192}
 CASES = (1, 3, 10)
@@ -34,9 +35,12 @@ class Big(GpuTest):
         engine.ids("g", 8, "Call me Ishmael.", ignore_eos=1)
         if not IS_CUDA:
             self.skipTest("a CPU card's free memory is the engine's own to tell")
+        stages = engine.stages()
         engine.process.kill()
         engine.process.wait()
         self.end_survivors()
+        # A process that ends gives its memory back after all that marks it as this test's: not before it is dead is it free.
+        self.assertTrue(eventually(lambda: not any(map(is_alive, stages)))[0], stages)
         self.assertGreater(outside.free_mib(), held)
         again = self.serve(1, model=BigModel.path(), **CONTEXT)
         self.assertEqual(outside.free_mib(), held)
