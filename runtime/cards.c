@@ -287,16 +287,17 @@ void cards_peer_ready(struct engine *e, struct peer *p)
 static char *line_without_stage(const struct engine *e, const struct peer *p, enum reply_kind kind)
 {
     const struct plan_stage *plan = &e->plan.stages[p->index];
-    char line[1024], name[400];
+    char line[1280], name[600];
     struct line_writer w;
     line_begin(&w, name, sizeof name, "");
     line_text(&w, "name", p->name, strlen(p->name));
+    line_text(&w, "uuid", p->uuid, strlen(p->uuid));
     name[w.n_bytes < sizeof name ? w.n_bytes : sizeof name - 1] = '\0';
     const char *named = strstr(name, "name=");
     if (kind == REPLY_STAT)
         (void)snprintf(
             line, sizeof line,
-            "STAT device=%" PRIu32 " kind=%s %.380s state=restarting layers=%" PRIu32 "-%" PRIu32
+            "STAT device=%" PRIu32 " kind=%s %.580s state=restarting layers=%" PRIu32 "-%" PRIu32
             " total_mib=%" PRIu64 " free_mib=0 foreign_mib=0 reserve_mib=%" PRIu64
             " base_mib=%" PRIu64 " segment_mib=%" PRIu64
             " cache_mib=0 cache_full_mib=0 cache_floor_mib=0 slots=0 slots_full=%" PRIu64
@@ -305,8 +306,8 @@ static char *line_without_stage(const struct engine *e, const struct peer *p, en
             " steps=0 hits=0 lookups=0 promotions=0 refill_done=0 refill_total=0 kv_mib=0"
             " kv_blocks_max=%" PRIu64 " yielded_mib=0\n",
             p->index, p->card->kind == CARD_CUDA ? "cuda" : "cpu",
-            named != NULL ? named : "name=", plan->layer_first, plan->layer_last, p->total_mib,
-            leases_in_force(&e->leases, p->index), e->leases.base_mib[p->index],
+            named != NULL ? named : "name= uuid=", plan->layer_first, plan->layer_last,
+            p->total_mib, leases_in_force(&e->leases, p->index), e->leases.base_mib[p->index],
             e->sizes.segment_mib, p->held.slots_full, p->held.kv_blocks, e->sizes.chunk,
             p->held.kv_blocks_max);
     else

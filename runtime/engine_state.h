@@ -88,6 +88,7 @@ struct peer {
     struct error why; /* broken: what it did */
     enum peer_state state;
     char name[128];
+    char uuid[64]; /* of the card, as its driver has it; "": it told none */
     uint64_t total_mib, free_mib;
     struct peer_holder
         holders[PEER_HOLDERS_MAX]; /* when the card was last looked at, largest first */

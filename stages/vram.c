@@ -250,6 +250,7 @@ void stat_command(struct stage *s)
     line_u64(&w, "device", s->load.device);
     line_key(&w, "kind", s->platform->kind);
     line_text(&w, "name", s->card_name, strlen(s->card_name));
+    line_text(&w, "uuid", s->card_uuid, strlen(s->card_uuid));
     line_key(&w, "state", state_name(s));
     say_layers(s, &w);
     line_u64(&w, "total_mib", mem.total_bytes / MIB);

@@ -222,6 +222,9 @@ class ComfyHandoff(EbbtideTest):
 
         done = find(comfy)
         self.assertEqual((done.returncode, json.loads(done.stdout)["device"]), (0, 0), done.stderr)
+        uuid = engine.stat()[0].text("uuid").decode()
+        done = find(self.comfy(run_s=0.05, free_after_s=0.1, name="cuda:0 Another Name : native", extra={"uuid": uuid}))
+        self.assertEqual((done.returncode, json.loads(done.stdout)["device"]), (0, 0), done.stderr)
         done = find(self.comfy(name="cuda:0 Another Card : native"))
         self.assertEqual(done.returncode, 1)
         self.assertIn("say it with --device", self.last_line(done))

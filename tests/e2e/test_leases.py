@@ -117,6 +117,7 @@ class Ends(LeaseTest):
 
                 def same():
                     now = engine.stat()[1]
+                    self.assertEqual(now.keys["uuid"], before[1].keys["uuid"], "known while it is away, too")
                     return now["state"] != "restarting" and all(now[k] == held[k] for k in ("reserve_mib", "free_mib", "cache_mib"))
                 self.assertTrue(eventually(same, 10)[0], f"{engine.stat()[1]} is not {held}")
                 self.assertEqual(self.leases(engine), ["kept"])

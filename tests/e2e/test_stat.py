@@ -7,7 +7,7 @@ import unittest
 from ebbtide import EBBTIDE, OWNERS, EbbtideTest
 
 SMALL = {"vram_mib": "24,24", "segment_mib": 1}
-TEXTS = {"kind", "name", "state", "layers", "place"}
+TEXTS = {"kind", "name", "uuid", "state", "layers", "place"}
 
 
 class Stat(EbbtideTest):

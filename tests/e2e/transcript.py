@@ -11,13 +11,13 @@ ANSWERED_BY = {"VRAM": "VRAM-DONE", "STAT": "STAT-DONE", "LEDGER": "LEDGER-DONE"
                "GEN": "DONE", "SCORE": "DONE"}
 TIMES = re.compile(r"\b(version|prefill_ms|decode_ms|wait_us|us)=[^ ]*")
 LEFT = re.compile(r"\bfor=\d+")  # seconds that a lease has left
-MACHINE = re.compile(r"\bname=[^ ]*")  # a CPU card is called like the processor
+MACHINE = re.compile(r"\b(name|uuid)=[^ ]*")  # a CPU card is called like the processor, and known by the host's name
 PP_TIME = re.compile(r"^(PP [^ ]+ \d+ \d+) [^ ]+$")
 PROMOTION_TIMES = re.compile(r"\b(hits|promotions|refill_done|refill_total)=[^ ]*")
 
 
 def mask(line):
-    return PP_TIME.sub(r"\1 *", MACHINE.sub("name=*", LEFT.sub("for=*", TIMES.sub(r"\1=*", line))))
+    return PP_TIME.sub(r"\1 *", MACHINE.sub(r"\1=*", LEFT.sub("for=*", TIMES.sub(r"\1=*", line))))
 
 
 def shown(line, at_most=160):
