@@ -328,9 +328,9 @@ void links_service(struct stage *s)
     outbox_flush(s);
 }
 
-/* Rows move at boundaries, when nothing on the compute stream reads or writes them. Where the control thread can reach
- * them, copying them right away saves the stream's waking up and the word back from it: a decode step's rows are a few
- * KiB. */
+/* Rows move in the order of the compute stream. Where the control thread can reach them they move at boundaries, when nothing on the
+ * stream reads or writes them: copying them right away saves the stream's waking up and the word back from it, as a decode step's
+ * rows are a few KiB. */
 static struct exec_stream *tiles_stream(const struct stage *s)
 {
     return s->platform->host_memory ? NULL : s->compute;

@@ -34,6 +34,11 @@ bool run_at_boundary(const struct stage *s)
     return !s->run.busy;
 }
 
+bool run_awaits_input(const struct stage *s)
+{
+    return s->run.phase == RUN_INPUT && now_us() - s->run.started_us < INPUT_WATCH_US;
+}
+
 static bool is_first(const struct stage *s)
 {
     return s->load.stage == 0;
@@ -371,6 +376,22 @@ static bool head_is_recorded(const struct stage *s)
     return plain;
 }
 
+/* The step's rows are another stage's input. */
+static bool goes_on(const struct stage *s)
+{
+    return !is_last(s) && s->run.item->through > s->load.stage;
+}
+
+/* Behind the last layer. A device's rows are put on their way at once: their copies stand in the stream before those of what kernels
+ * counted, so the next stage has them sooner. What finds no credit goes when the step is finished. */
+static int layers_end(struct stage *s)
+{
+    struct error err = {0};
+    if (goes_on(s) && !s->platform->host_memory && links_send_rows(s, s->run.item, &err) < 0)
+        stage_log("stage %u: %s", s->load.stage, err.text);
+    return forward_receive(&s->forward, s->compute);
+}
+
 /* A short step on a device: all layers at once, and the head where it only samples. */
 static int launch_recorded(struct stage *s)
 {
@@ -384,7 +405,7 @@ static int launch_recorded(struct stage *s)
     int rc = graphs_run_layers(&s->graphs, run->item->n_rows, tables, addresses, s->compute);
     run->next_layer = s->n_layers;
     if (rc == 0)
-        rc = forward_receive(&s->forward, s->compute);
+        rc = layers_end(s);
     if (rc != 0 || !head)
         return rc;
     run->phase = RUN_HEAD;
@@ -408,7 +429,7 @@ static int launch_direct(struct stage *s)
                            &s->model->layers[s->load.layer_first + run->next_layer],
                            run->next_layer, n_rows, s->compute);
     if (rc == 0 && run->next_layer == s->n_layers)
-        rc = forward_receive(&s->forward, s->compute);
+        rc = layers_end(s);
     if (rc == 0 && n_rows <= WHOLE_STEP_ROWS && is_last(s) && run->n_top + run->n_sample > 0) {
         run->phase = RUN_HEAD;
         rc = head_pass(s);
@@ -498,7 +519,7 @@ static bool step_finish(struct stage *s)
 {
     struct runner *run = &s->run;
     struct error err = {0};
-    if (!is_last(s) && run->item->through > s->load.stage) {
+    if (goes_on(s)) {
         if (run->phase != RUN_SENDING)
             s->trace.phase_us = trace_is_on(&s->trace) ? now_us() : 0;
         run->phase = RUN_SENDING;

@@ -1,7 +1,8 @@
 /* stages/stage.c - the program of a stage: options, the protocol's descriptors, the loop, and which line goes where.
  *
  * The loop polls the protocol, the links and the exec's wake descriptor, reads what came, and pushes the work on: load, steps, VRAM. Where
- * the exec has no descriptor to wake by, it polls without sleeping while work is out. Only here does the process talk to the world
+ * the exec has no descriptor to wake by, it polls without sleeping while work is out, and for a while when a step waits for its input:
+ * to be woken would cost such a step a good part of what its rows take on their way. Only here does the process talk to the world
  * outside its lines: fd 1 is kept for the protocol before any library starts and points at stderr afterwards.
  * End: QUIT or end of input, exit 0; a failed card, exit 1. Everything is given back on the way out.
  */
@@ -221,7 +222,8 @@ static void loop_once(struct stage *s)
     bool ready = s->state == STAGE_LOADING && !s->run.busy && s->experts.n_uploading == 0;
     if (s->run.phase == RUN_IDLE && queue_first(&s->queue) == NULL && s->trace.n_used > 0)
         trace_flush(&s->trace);
-    int timeout = ready || (wake < 0 && work_is_out(s)) ? 0 : yield_timeout(s);
+    bool watches = wake < 0 && (work_is_out(s) || run_awaits_input(s));
+    int timeout = ready || watches ? 0 : yield_timeout(s);
     if ((timeout < 0 || timeout > REFILL_POLL_MS) && s->refill.limited &&
         experts_is_filling(&s->experts))
         timeout = REFILL_POLL_MS; /* nothing else would tell that the bus may be had */

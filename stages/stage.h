@@ -34,6 +34,8 @@
 #define WHOLE_STEP_ROWS                                                                            \
     8 /* steps of at most this many rows are launched whole, longer ones layer by layer */
 #define LINK_TILES 4
+#define INPUT_WATCH_US                                                                             \
+    5000 /* so long a device's thread watches for a step's input without sleeping */
 
 enum stage_state { STAGE_EMPTY, STAGE_HELD, STAGE_LOADING, STAGE_SERVING };
 
@@ -257,6 +259,8 @@ void run_close(struct stage *s);
 void run_advance(struct stage *s); /* as far as it goes without waiting */
 void run_reset(struct stage *s);   /* at a boundary: forgets the step that runs */
 bool run_at_boundary(const struct stage *s);
+/* A step waits for its rows or ids, and has not waited long. */
+bool run_awaits_input(const struct stage *s);
 /* The next boundary comes after all that is on the compute stream now; what that is, for the trace. */
 void run_flush(struct stage *s, const char *what);
 /* experts_settle(), told to the trace. */

@@ -1,7 +1,13 @@
 """A card that is a device of its own. What the stage does for one (copies of a step's values, recorded steps, registered pages,
 polling where nothing wakes it) is held to the tokens of plain CPU cards, on CPU cards that say they are devices.
 """
+import os
+import signal
+import time
+from pathlib import Path
+
 from ebbtide import BIN, golden
+from processes import command_name, descendants
 from test_exactness import ExactRuns, covering_array
 
 AXES = {"cards": (1, 2, 3), "chunk": (1, 7, 64), "cache": ("whole", "halved", "floor"), "wakes": (0, 1)}
@@ -42,6 +48,30 @@ class Devices(ExactRuns):
         receipt = engine.vram(f"VRAM {stat['free_mib'] + stat['cache_mib'] // 2} 0")[0]
         self.assertGreater(receipt["freed_mib"], 0)
         self.assertGreaterEqual(receipt["us"], wait_us)  # some experts moved
+        engine.finish()
+
+    def test_a_stage_that_waits_for_rows_sleeps_where_nothing_wakes_it(self):
+        prompt = golden()[10]["prompt_ids"][:100]
+        plain = self.serve(2)
+        wanted = plain.ids("plain", 300, prompt, ignore_eos=1)
+        plain.finish()
+        engine = self.serve(2, wakes=0)
+        begin = engine.gen("g", 300, prompt, ignore_eos=1)
+        engine.wait("T", "g", begin)
+        first, second = sorted((p for p in descendants(engine.pid) if "--device" in command_name(p)),
+                               key=lambda p: command_name(p).partition("--device ")[2])
+        os.kill(first, signal.SIGSTOP)
+        self.addCleanup(lambda: engine.process.poll() is not None or os.kill(first, signal.SIGCONT))
+        time.sleep(0.2)
+
+        def ticks():
+            fields = Path(f"/proc/{second}/stat").read_text().rpartition(")")[2].split()
+            return int(fields[11]) + int(fields[12])
+        since = ticks()
+        time.sleep(1)
+        self.assertLess(ticks() - since, 0.2 * os.sysconf("SC_CLK_TCK"))
+        os.kill(first, signal.SIGCONT)
+        self.assertEqual(engine.done("g", begin)[1], wanted)
         engine.finish()
 
     def test_vram_commands_change_no_token(self):

@@ -108,15 +108,27 @@ class Trace(EbbtideTest):
         epochs = {e["args"]["epoch"] for e in spans[1, "control"] if e["name"] == "step"}
         self.assertEqual(len(epochs), 2, "steps of both lives")
 
-    def test_a_device_shows_its_graphs(self):
+    def device_spans(self, cards):
+        """Of a run on cards that say they are devices."""
         script = self.sandbox / "launch.sh"
         program = os.path.join(os.environ.get("EBBTIDE_BIN") or "build/bin", "device-stage")
         script.write_text(f'#!/bin/sh\nshift\nexec {os.path.abspath(program)} "$@"\n')
         script.chmod(0o755)
-        self.run_ids(ISHMAEL, 12, cards=1, launch=f"{script} {{stage}}", trace=self.path)
+        self.run_ids(ISHMAEL, 12, cards=cards, launch=f"{script} {{stage}}", trace=self.path)
         _, spans = self.read()
         self.check_nests(spans)
-        self.assertIn("graph", {e["name"] for e in spans[0, "compute"]})
+        return spans
+
+    def test_a_device_shows_its_graphs(self):
+        self.assertIn("graph", {e["name"] for e in self.device_spans(1)[0, "compute"]})
+
+    def test_a_device_puts_rows_on_their_way_behind_its_layers_not_when_it_has_seen_them_end(self):
+        spans = self.device_spans(2)
+        ends = {e["args"]["step"]: e["ts"] + e["dur"] for e in spans[0, "compute"] if e["name"] == "graph"}
+        sent = {e["args"]["step"]: e["ts"] for e in spans[0, "link"] if e["name"] == "tile-out"}
+        self.assertGreaterEqual(len(ends), 10)
+        for step, end in ends.items():
+            self.assertLessEqual(sent[step], end, step)
 
     def test_a_place_that_cannot_be_written_is_refused_in_one_line(self):
         for path in ("/no/such/folder/trace.json", self.sandbox):
