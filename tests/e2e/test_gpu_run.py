@@ -10,8 +10,8 @@ RUN = [sys.executable, "-B", str(REPO / "tests" / "gpu" / "run")]
 
 
 class GpuRun(EbbtideTest):
-    def run_parts(self, *flags):
-        done = subprocess.run([*RUN, *flags, "--quick", "--card", "cpu:0", "--log", str(self.sandbox / "log")], cwd=REPO,
+    def run_parts(self, *flags, card="cpu:0"):
+        done = subprocess.run([*RUN, *flags, "--quick", "--card", card, "--log", str(self.sandbox / "log")], cwd=REPO,
                               env={**self.env, "EBBTIDE_BIN": str(BIN)}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
                               timeout=600)
         details = self.sandbox / "log" / "details.log"
@@ -38,10 +38,26 @@ class GpuRun(EbbtideTest):
     def test_the_second_half_of_the_figures(self):
         output, rows = self.run_parts("--figures", "2")
         self.check(rows, "free memory lost in", "VRAM of card 1, card 0 stopped", "decode, two stages", "decode, 1 segment",
-                   "cold prompts", "free memory lost from request 20 to 60")
+                   "two stages: longest gap in a shrink", "cold prompts", "free memory lost from request 20 to 60")
         lost = [row["value"] for name, row in rows.items() if name.startswith("free memory lost")]
         self.assertEqual(lost, ["0", "0"])
         self.assertRegex(output, r"(?m)^skipped: attach: ")
+
+    def test_the_figures_of_two_cards(self):
+        output, rows = self.run_parts("--figures", "two", card="cpu:0,cpu:1")
+        self.check(rows, "decode, two cards by socket", "decode, two cards by ipc", "a token by ipc, longer by", "hop by ipc", "back by socket",
+                   "prefill 512, two cards by ipc", "VRAM to both cards", "two cards, cpu:0 and cpu:1: longest gap", "prefill 256 by ipc after",
+                   "free memory of card 1 lost", "decode, split auto")
+        self.assertEqual({row["value"] for name, row in rows.items() if name.startswith("free memory")}, {"0"})
+        self.assertRegex(output, r"(?m)^skipped: two-bare: ")
+        self.assertRegex(output, r"(?m)^skipped: two-nccl: ")
+
+    def test_what_needs_two_cards_is_skipped_on_one(self):
+        done = subprocess.run([*RUN, "--only", "two-tokens", "--only", "two-borrow", "--card", "cpu:0", "--log", str(self.sandbox / "log")],
+                              cwd=REPO, env={**self.env, "EBBTIDE_BIN": str(BIN)}, capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("two cards are wanted", done.stdout)
+        self.assertRegex(done.stdout, r"(?m)^0 passed, 0 failed, 2 skipped$")
 
     def test_its_parts_are_listed_with_their_limits(self):
         done = subprocess.run([*RUN, "--list"], capture_output=True, text=True, timeout=60)
@@ -50,7 +66,7 @@ class GpuRun(EbbtideTest):
         for line in done.stdout.splitlines():
             if line.startswith("figures"):
                 halves.setdefault(line.split()[1], []).append(line.split()[-1])
-        self.assertEqual(sorted(halves), ["1", "2"])
+        self.assertEqual(sorted(halves), ["1", "2", "two"])
         self.assertIn("requests", halves["2"])
 
 

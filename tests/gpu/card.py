@@ -2,7 +2,7 @@
 
 EBBTIDE_GPU_CARD names the card (default cuda:0). With cpu:0 the same tests run on CPU cards, small: that is how they are themselves
 tested where there is no GPU. Several stages on one GPU are that card named several times, each with a share of its memory; on CPU
-cards they are as many cards. EBBTIDE_GPU_MODEL is a model that ebbtide-make-model made for these tests; without it the tests that
+cards they are as many cards. Tests of two cards (TwoCards) take those that it names, `cuda:0,cuda:1`. EBBTIDE_GPU_MODEL is a model that ebbtide-make-model made for these tests; without it the tests that
 need one make it. Without a card or a program every test is skipped, with the reason.
 """
 import atexit
@@ -17,7 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
 from ebbtide import BIN, EbbtideTest, golden  # noqa: E402
 
-CARD = os.environ.get("EBBTIDE_GPU_CARD", "cuda:0")
+CARDS = os.environ.get("EBBTIDE_GPU_CARD", "cuda:0").split(",")
+CARD = CARDS[0]
 IS_CUDA = CARD.startswith("cuda:")
 ORDINAL = int(CARD.partition(":")[2])
 QUICK = os.environ.get("EBBTIDE_GPU_QUICK") == "1"
@@ -37,13 +38,14 @@ def cards_here():
     return {int(row[1]): (row[2], int(row[3])) for row in rows}, why[0] if why else "the driver lists no card"
 
 
-def missing():
-    """Why these tests cannot run here, or None."""
+def missing(names=(CARD,)):
+    """Why tests of these cards cannot run here, or None."""
     if not IS_CUDA:
         return None
     cards, why = cards_here()
-    if ORDINAL not in cards:
-        return f"{CARD}: {why}"
+    for name in names:
+        if int(name.partition(":")[2]) not in cards:
+            return f"{name}: {why if not cards else f'the driver lists {len(cards)}'}"
     program = BIN / "ebbtide-stage-cuda"
     return None if program.exists() else f"{program.name} is not built"
 
@@ -81,10 +83,10 @@ class BigModel:
 
 
 class ForeignOnCuda:
-    """gpu-foreign, spoken to in its lines."""
+    """gpu-foreign, spoken to in its lines, on the card of one of the engine's stages: by its UUID, however cards are numbered."""
 
-    def __init__(self, test, engine):
-        uuid, _ = cards_here()[0][ORDINAL]
+    def __init__(self, test, engine, device=0):
+        uuid = engine.stat()[device].text("uuid").decode()
         self.process = subprocess.Popen([str(FOREIGN_CUDA), "--uuid", uuid], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         test.addCleanup(self.end)
         self.ask("attach")
@@ -119,8 +121,8 @@ class ForeignOnCuda:
 class ForeignOnCpu:
     """foreign-holder, a process for every allocation. It is refused nothing, so what is free is held against it here."""
 
-    def __init__(self, test, engine):
-        self.test, self.engine, self.holders = test, engine, []
+    def __init__(self, test, engine, device=0):
+        self.test, self.engine, self.device, self.holders = test, engine, device, []
         test.addCleanup(self.free)
 
     def allocate(self, mib):
@@ -129,7 +131,7 @@ class ForeignOnCpu:
         self.hold(mib)
 
     def hold(self, mib):
-        process = subprocess.Popen([str(FOREIGN_CPU), "--namespace", self.test.namespace, "--device", str(ORDINAL), "--mib", str(mib)],
+        process = subprocess.Popen([str(FOREIGN_CPU), "--namespace", self.test.namespace, "--device", str(ORDINAL + self.device), "--mib", str(mib)],
                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self.test.env)
         self.holders.append(process)
         self.test.assertEqual(process.stdout.readline().split()[:1], [b"held"])
@@ -142,7 +144,7 @@ class ForeignOnCpu:
         self.holders = []
 
     def free_mib(self):
-        return self.engine.stat()[0]["free_mib"]
+        return self.engine.stat()[self.device]["free_mib"]
 
 
 class GpuTest(EbbtideTest):
@@ -168,7 +170,23 @@ class GpuTest(EbbtideTest):
     def serve(self, cards=1, wait=True, **flags):
         return super().serve(cards, wait, **flags)
 
-    def foreign(self, engine):
-        """A second program on the engine's first card."""
-        return (ForeignOnCuda if IS_CUDA else ForeignOnCpu)(self, engine)
+    def foreign(self, engine, device=0):
+        """A second program on one of the engine's cards."""
+        return (ForeignOnCuda if IS_CUDA else ForeignOnCpu)(self, engine, device)
+
+
+class TwoCards(GpuTest):
+    """A test on two cards, mixed into a GpuTest; an engine of n cards takes the first n of those named."""
+
+    def setUp(self):
+        why = "two cards are wanted: --card cuda:0,cuda:1" if len(CARDS) < 2 else missing(CARDS)
+        if why is not None:
+            self.skipTest(why)
+        super().setUp()
+
+    def cards_of(self, n):
+        return ",".join(CARDS[:n])
+
+    def flags(self, cards=1, **flags):
+        return EbbtideTest.flags(self, cards, **flags)
 
