@@ -141,7 +141,7 @@ bool budget_begin(struct stage *s)
 {
     struct error err = {0};
     size_t n_segments = kv_segments_for(&s->kv, queue_first(&s->queue)->n_blocks);
-    int idle = run_settle_uploads(s, false, &err);
+    int idle = uploads_settle(s, &err);
     if (idle < 0)
         stage_fail(s, &err);
     if (idle <= 0)

@@ -197,13 +197,6 @@ size_t experts_n_open(const struct experts *x)
     return n > n_held ? n - n_held : 0;
 }
 
-/* Whether the hottest absent expert should come in now; *key is it. Exchanges go one at a time. */
-static bool next_upload(const struct experts *x, struct cache_key *key)
-{
-    return x->n_uploading < UPLOADS_MAX &&
-           policy_next(&policy_shipped, x->cache, x->n_uploading == 0, key);
-}
-
 static int uploads_publish(struct experts *x)
 {
     x->n_batches += x->n_uploading > 0;
@@ -218,19 +211,28 @@ static int uploads_publish(struct experts *x)
     return 0;
 }
 
-int experts_settle(struct experts *x, uint64_t bytes_new, struct error *err)
+int experts_settle(struct experts *x, struct error *err)
 {
-    uint64_t bytes_before = x->upload_bytes;
     if (x->cache == NULL)
         return 1;
     int done = x->set.exec->event_query(x->uploaded);
     if (done == 0)
         return 0;
     int rc = done < 0 ? done : uploads_publish(x);
+    return rc == 0 ? 1 : error_set(err, rc, "experts: an upload failed");
+}
+
+int experts_upload(struct experts *x, uint64_t bytes_new, bool may_exchange, struct error *err)
+{
+    uint64_t bytes_before = x->upload_bytes;
     struct cache_key key, evicted;
     bool did_evict = false;
-    while (rc == 0 && x->upload_bytes - bytes_before < bytes_new && !did_evict &&
-           next_upload(x, &key)) {
+    int rc = 0;
+    if (x->cache == NULL || x->n_uploading > 0)
+        return 0;
+    while (rc == 0 && !did_evict && x->n_uploading < UPLOADS_MAX &&
+           x->upload_bytes - bytes_before < bytes_new &&
+           policy_next(&policy_shipped, x->cache, may_exchange && x->n_uploading == 0, &key)) {
         size_t slot;
         if (cache_insert(x->cache, key, &slot, &did_evict, &evicted, NULL) != 0)
             break;
@@ -243,9 +245,7 @@ int experts_settle(struct experts *x, uint64_t bytes_new, struct error *err)
     }
     if (rc == 0 && x->n_uploading > 0)
         rc = x->set.exec->event_record(x->uploaded, x->upload);
-    if (rc != 0)
-        return error_set(err, rc, "experts: an upload failed");
-    return x->n_uploading == 0;
+    return rc == 0 ? 0 : error_set(err, rc, "experts: an upload failed");
 }
 
 void experts_fold_heat(struct experts *x)

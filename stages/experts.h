@@ -4,8 +4,9 @@
  * stream of their own into slots that nobody reads yet and are published at a later boundary. So no token waits for an upload, and the
  * bits of a result do not depend on where an expert was.
  *
- *   experts_settle()        at a boundary: publishes finished uploads, starts the next: free slots first, then a hot absent expert
- *                           for a clearly colder resident one
+ *   experts_settle()        at a boundary: publishes finished uploads
+ *   experts_upload()        starts the next: free slots first, also while a step runs; then, at a boundary, a hot absent expert for a
+ *                           clearly colder resident one
  *   experts_shrink_begin()  plans, puts the moves on the compute stream; experts_shrink_end() when they are done
  *   experts_grow()          more segments; settle() fills them, hottest first
  */
@@ -14,7 +15,7 @@
 #include "runtime/model/model.h"
 #include "vmm/cache.h"
 
-#define UPLOADS_MAX 16
+#define UPLOADS_MAX 32
 
 struct experts_settings {
     const struct model *model; /* borrowed */
@@ -68,8 +69,11 @@ static inline size_t experts_n_held(const struct experts *x)
 /* Brings the cache to n_segments of the pool, which holds n_lent beside them. *reached is what it is; partial success is success with an err to tell. */
 int experts_grow(struct experts *x, size_t n_segments, size_t *reached, struct error *err);
 
-/* At a boundary. Starts uploads until bytes_new are on their way; 0: only publishes. 1 = no upload runs now, 0 = one does, < 0 = a copy failed. */
-int experts_settle(struct experts *x, uint64_t bytes_new, struct error *err);
+/* At a boundary. 1 = no upload runs now, 0 = one does, < 0 = a copy failed. */
+int experts_settle(struct experts *x, struct error *err);
+/* Starts uploads until bytes_new are on their way, if none runs. Into free slots at any time; may_exchange, at a boundary only: the
+ * slot of a colder expert too. */
+int experts_upload(struct experts *x, uint64_t bytes_new, bool may_exchange, struct error *err);
 bool experts_is_filling(const struct experts *x); /* free slots and absent experts remain */
 size_t experts_n_open(
     const struct experts *x); /* slots that hold none and could, but for an exchange under way */

@@ -121,34 +121,6 @@ void run_flush(struct stage *s, const char *what)
     out_on_stream(s, 0);
 }
 
-int run_settle_uploads(struct stage *s, bool start_new, struct error *err)
-{
-    struct experts *x = &s->experts;
-    struct trace *t = &s->trace;
-    uint64_t n_batches = x->n_batches, bytes = x->upload_bytes, promoted = x->n_promoted;
-    uint64_t now = now_us();
-    size_t n = x->n_uploading;
-    bool steps =
-        s->state == STAGE_SERVING && (s->run.phase != RUN_IDLE || queue_first(&s->queue) != NULL);
-    uint64_t may = refill_allowance(&s->refill, now, steps, x->slot_bytes);
-    int rc = experts_settle(x, start_new ? may : 0, err);
-    refill_progress(&s->refill, experts_n_open(x));
-    if (n > 0 && n_batches != x->n_batches)
-        refill_ended(&s->refill, now);
-    if (x->upload_bytes != bytes)
-        refill_started(&s->refill, now, x->upload_bytes - bytes);
-    if (!trace_is_on(t) || (n > 0 && n_batches == x->n_batches))
-        return rc;
-    if (n > 0)
-        trace_span(t, TRACE_UPLOAD, t->upload_us, now,
-                   "name=experts n=%zu bytes=%llu promoted=%llu", n,
-                   (unsigned long long)t->upload_bytes, (unsigned long long)t->upload_promoted);
-    t->upload_us = now;
-    t->upload_bytes = x->upload_bytes - bytes;
-    t->upload_promoted = x->n_promoted - promoted;
-    return rc;
-}
-
 void run_reset(struct stage *s)
 {
     assert(!s->run.busy);
@@ -195,6 +167,7 @@ static void step_end(struct stage *s, bool ran)
     step_span(s, ran ? "step" : "skipped", s->run.started_us);
     if (ran) {
         s->n_steps++;
+        refill_step(&s->refill, it->n_rows, now_us() - s->run.launched_us);
         if (s->experts.cache != NULL)
             experts_fold_heat(&s->experts);
     }
@@ -439,6 +412,8 @@ static int launch_direct(struct stage *s)
 
 static void launch_layers(struct stage *s)
 {
+    if (s->run.next_layer == 0)
+        s->run.launched_us = now_us();
     bool recorded = s->run.next_layer == 0 && graphs_serve(&s->graphs, s->run.item->n_rows);
     piece_begin(s, recorded ? "graph" : "layers");
     out_on_stream(s, recorded ? launch_recorded(s) : launch_direct(s));
@@ -596,7 +571,7 @@ static int settle_busy(struct stage *s)
     return 1;
 }
 
-void run_advance(struct stage *s)
+static void advance(struct stage *s)
 {
     while (!s->quitting && settle_busy(s) == 1) {
         struct error err = {0};
@@ -611,10 +586,22 @@ void run_advance(struct stage *s)
                 return;
             continue;
         }
-        int rc = run_settle_uploads(s, true, &err);
+        int rc = uploads_settle(s, &err);
+        if (rc > 0)
+            rc = uploads_start(s, true, &err);
         if (rc < 0)
             stage_fail(s, &err);
         if (rc < 0 || s->state != STAGE_SERVING || !run_piece(s))
             return;
     }
+}
+
+void run_advance(struct stage *s)
+{
+    struct error err = {0};
+    advance(s);
+    /* Beside the work that is out now: a launch does not wait for what this costs. */
+    if (!s->quitting && s->run.busy && s->n_vram == 0 && !budget_is_next(s) &&
+        uploads_start(s, false, &err) < 0)
+        stage_fail(s, &err);
 }

@@ -104,12 +104,12 @@ struct runner {
     bool busy;         /* compute work is out; `done` tells */
     struct exec_event *done;
     size_t next_layer, n_arrived, n_sent;
-    size_t n_top, n_sample; /* rows in head_index: top rows first, then sampled ones */
-    size_t top_k;           /* the most that any of the top rows wants */
-    size_t head_next;       /* first entry of head_index not launched */
-    size_t head_launched;   /* entries of the pass that is out */
-    int32_t *sampled_ids;   /* owned [rows_max], as head_index's sampled part */
-    uint64_t started_us;
+    size_t n_top, n_sample;           /* rows in head_index: top rows first, then sampled ones */
+    size_t top_k;                     /* the most that any of the top rows wants */
+    size_t head_next;                 /* first entry of head_index not launched */
+    size_t head_launched;             /* entries of the pass that is out */
+    int32_t *sampled_ids;             /* owned [rows_max], as head_index's sampled part */
+    uint64_t started_us, launched_us; /* of the step; its first layer */
 };
 
 enum kv_moving { KV_STILL, KV_GROWS, KV_SHRINKS };
@@ -263,8 +263,10 @@ bool run_at_boundary(const struct stage *s);
 bool run_awaits_input(const struct stage *s);
 /* The next boundary comes after all that is on the compute stream now; what that is, for the trace. */
 void run_flush(struct stage *s, const char *what);
-/* experts_settle(), told to the trace. */
-int run_settle_uploads(struct stage *s, bool start_new, struct error *err);
+/* uploads.c: experts_settle() and experts_upload(), as far as a refill may go, told to its clock and to the trace. At a boundary free
+ * slots wait until the next step is out, if there is one. */
+int uploads_settle(struct stage *s, struct error *err);
+int uploads_start(struct stage *s, bool at_boundary, struct error *err);
 
 /* others.c */
 void holders_command(struct stage *s, const struct message *m);

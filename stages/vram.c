@@ -136,7 +136,7 @@ static bool vram_begin(struct stage *s)
     struct error err = {0}, driver = {0};
     if (!turn_take(s))
         return false;
-    int idle = run_settle_uploads(s, false, &err);
+    int idle = uploads_settle(s, &err);
     if (idle <= 0) {
         if (idle < 0)
             stage_fail(s, &err);

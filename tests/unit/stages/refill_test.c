@@ -91,3 +91,62 @@ Test(refill, progress_counts_from_the_slots_that_a_grow_opened)
     refill_progress(&r, 30); /* another grow */
     cr_expect(r.n_done == 0 && r.n_wanted == 30);
 }
+
+/* The same with steps told to the refill, each longer by `stops` of what its uploads take: bytes uploaded, and how long all steps took. */
+static uint64_t fill_and_tell(struct refill *r, uint64_t step_us, size_t n_steps, double stops,
+                              double *took_us)
+{
+    uint64_t sum = 0, now = r->seen_us;
+    refill_progress(r, 1000000);
+    *took_us = 0;
+    for (size_t i = 0; i < n_steps; i++) {
+        uint64_t may = refill_allowance(r, now, true, SLOT), bytes = 0;
+        while (bytes < may && bytes < (uint64_t)(SPEED * (double)step_us) - SLOT)
+            bytes += SLOT;
+        double upload_us = (double)bytes / SPEED;
+        uint64_t us = step_us + (uint64_t)(stops * upload_us);
+        if (bytes > 0) {
+            refill_started(r, now, bytes);
+            refill_ended(r, now + (uint64_t)upload_us);
+        }
+        refill_step(r, 1, us);
+        now += us;
+        sum += bytes;
+        *took_us += (double)us;
+    }
+    return sum;
+}
+
+Test(refill, beside_steps_that_it_does_not_slow_goes_nearly_as_fast_as_the_bus)
+{
+    static const uint64_t steps_us[] = {500, 2200, 7000};
+    for (size_t i = 0; i < sizeof steps_us / sizeof *steps_us; i++) {
+        struct refill r = after_loading();
+        double us;
+        (void)fill_and_tell(&r, steps_us[i], 200, 0.0, &us);
+        uint64_t bytes = fill_and_tell(&r, steps_us[i], 220, 0.0, &us);
+        cr_expect_gt((double)bytes / SPEED, 0.5 * us, "steps of %zu us", (size_t)steps_us[i]);
+    }
+}
+
+Test(refill, beside_steps_that_it_stops_makes_no_step_longer_than_promised)
+{
+    static const double stops[] = {1.0, 0.5, 0.25};
+    for (size_t i = 0; i < sizeof stops / sizeof *stops; i++) {
+        struct refill r = after_loading();
+        double us;
+        uint64_t bytes = fill_and_tell(&r, 2200, 2000, stops[i], &us);
+        cr_expect_lt(us, 1.06 * 2200 * 2000, "%g of an upload stops a step", stops[i]);
+        cr_expect_geq((double)bytes / SPEED, 0.02 * us, "it does go on");
+    }
+}
+
+Test(refill, gives_up_its_share_when_steps_begin_to_suffer)
+{
+    struct refill r = after_loading();
+    double us;
+    (void)fill_and_tell(&r, 2200, 400, 0.0, &us);
+    (void)fill_and_tell(&r, 2200, 200, 1.0, &us);
+    (void)fill_and_tell(&r, 2200, 1000, 1.0, &us);
+    cr_expect_lt(us, 1.06 * 2200 * 1000);
+}
