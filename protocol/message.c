@@ -310,6 +310,14 @@ int message_text(const struct message *m, const char *key, char *out, size_t cap
     return 0;
 }
 
+void message_text_take(const struct message *m, const char *key, char *out, size_t capacity)
+{
+    size_t n = 0;
+    if (message_text(m, key, out, capacity - 1, &n, NULL) != 0)
+        n = 0;
+    out[n] = '\0';
+}
+
 int message_range(const struct message *m, const char *key, uint32_t *first, uint32_t *last,
                   struct error *err)
 {

@@ -67,6 +67,8 @@ int message_bare_u64(const struct message *m, size_t i, const char *what, uint64
  * fit. */
 int message_text(const struct message *m, const char *key, char *out, size_t capacity,
                  size_t *n_out, struct error *err);
+/* The same with a NUL, for what may be missing: "" where it is, or is broken, or does not fit. */
+void message_text_take(const struct message *m, const char *key, char *out, size_t capacity);
 /* "0-3" -> 0, 3. */
 int message_range(const struct message *m, const char *key, uint32_t *first, uint32_t *last,
                   struct error *err);

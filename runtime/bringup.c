@@ -29,7 +29,6 @@ void bringup_hello(struct engine *e, struct peer *p, const struct message *m)
 {
     struct error err = {0};
     uint64_t protocol = 0;
-    size_t n_name = 0, n_uuid = 0;
     const char *who = message_bare(m, 0), *version = message_key(m, "version"),
                *kind = message_key(m, "kind");
     const char *wanted = p->card->kind == CARD_CUDA ? "cuda" : "cpu";
@@ -50,12 +49,8 @@ void bringup_hello(struct engine *e, struct peer *p, const struct message *m)
         peer_break(p, EBB_EPEER, "%s", err.text);
     if (p->broken)
         return;
-    if (message_text(m, "name", p->name, sizeof p->name - 1, &n_name, &err) != 0)
-        n_name = 0;
-    p->name[n_name] = '\0';
-    if (message_text(m, "uuid", p->uuid, sizeof p->uuid - 1, &n_uuid, &err) != 0)
-        n_uuid = 0;
-    p->uuid[n_uuid] = '\0';
+    message_text_take(m, "name", p->name, sizeof p->name);
+    message_text_take(m, "uuid", p->uuid, sizeof p->uuid);
     p->state = PEER_GREETED;
 }
 

@@ -287,7 +287,7 @@ void cards_peer_ready(struct engine *e, struct peer *p)
 static char *line_without_stage(const struct engine *e, const struct peer *p, enum reply_kind kind)
 {
     const struct plan_stage *plan = &e->plan.stages[p->index];
-    char line[1280], name[600];
+    char line[2048], name[800];
     struct line_writer w;
     line_begin(&w, name, sizeof name, "");
     line_text(&w, "name", p->name, strlen(p->name));
@@ -297,14 +297,14 @@ static char *line_without_stage(const struct engine *e, const struct peer *p, en
     if (kind == REPLY_STAT)
         (void)snprintf(
             line, sizeof line,
-            "STAT device=%" PRIu32 " kind=%s %.580s state=restarting layers=%" PRIu32 "-%" PRIu32
+            "STAT device=%" PRIu32 " kind=%s %.780s state=restarting layers=%" PRIu32 "-%" PRIu32
             " total_mib=%" PRIu64 " free_mib=0 foreign_mib=0 reserve_mib=%" PRIu64
             " base_mib=%" PRIu64 " segment_mib=%" PRIu64
             " cache_mib=0 cache_full_mib=0 cache_floor_mib=0 slots=0 slots_full=%" PRIu64
             " slots_floor=0 resident=0 kv_blocks=%" PRIu64
             " kv_blocks_free=0 sequences=0 prompt_chunk=%" PRIu32
-            " steps=0 hits=0 lookups=0 promotions=0 refill_done=0 refill_total=0 kv_mib=0"
-            " kv_blocks_max=%" PRIu64 " yielded_mib=0\n",
+            " steps=0 tokens=0 hits=0 lookups=0 promotions=0 refill_done=0 refill_total=0 kv_mib=0"
+            " kv_blocks_max=%" PRIu64 " yielded_mib=0 heat_resident=0 heat_layers=\n",
             p->index, p->card->kind == CARD_CUDA ? "cuda" : "cpu",
             named != NULL ? named : "name= uuid=", plan->layer_first, plan->layer_last,
             p->total_mib, leases_in_force(&e->leases, p->index), e->leases.base_mib[p->index],

@@ -16,7 +16,6 @@ void vacancy_holder(struct engine *e, struct peer *p, const struct message *m)
 {
     struct peer_holder h = {0};
     struct error err = {0};
-    size_t n = 0;
     (void)e;
     if (!p->holders_owed || p->n_holders == PEER_HOLDERS_MAX)
         return;
@@ -25,9 +24,7 @@ void vacancy_holder(struct engine *e, struct peer *p, const struct message *m)
         peer_break(p, EBB_EPEER, "%s", err.text);
         return;
     }
-    if (message_text(m, "name", h.name, sizeof h.name - 1, &n, &err) != 0)
-        n = 0;
-    h.name[n] = '\0';
+    message_text_take(m, "name", h.name, sizeof h.name);
     for (char *c = h.name; *c != '\0'; c++)
         if ((unsigned char)*c < 0x20 || *c == 0x7F)
             *c = '?';

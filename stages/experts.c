@@ -260,6 +260,17 @@ void experts_fold_heat(struct experts *x)
     }
 }
 
+void experts_heat(const struct experts *x, size_t group, double *resident, double *all)
+{
+    *resident = *all = 0;
+    for (size_t e = 0; e < x->n_experts; e++) {
+        struct cache_key key = {(uint32_t)group, (uint32_t)e};
+        double heat = cache_heat(x->cache, key);
+        *all += heat;
+        *resident += cache_slot_of(x->cache, key) != CACHE_NO_SLOT ? heat : 0;
+    }
+}
+
 int experts_shrink_begin(struct experts *x, size_t n_segments, struct exec_stream *s,
                          struct error *err)
 {

@@ -80,6 +80,9 @@ size_t experts_n_open(
 /* Adds what kernels counted to the cache's heat. At a boundary. */
 void experts_fold_heat(struct experts *x);
 
+/* What the experts of a group have of heat, resident ones and all. */
+void experts_heat(const struct experts *x, size_t group, double *resident, double *all);
+
 /* No upload may run. The moves go on s; when they are done, _end() unmaps and gives the segments back to the driver. */
 int experts_shrink_begin(struct experts *x, size_t n_segments, struct exec_stream *s,
                          struct error *err);

@@ -148,6 +148,7 @@ static void say_ran(struct stage *s, const struct item *it, bool ran)
                 for (uint32_t j = 0; ran && j < r->n_rows; j++)
                     n += s->forward.out.hits[r->row_first + j];
                 s->n_hits += n;
+                s->n_tokens += ran && r->want == WANT_LAST;
             } else {
                 s->n_lookups += n;
             }

@@ -186,7 +186,7 @@ struct stage {
 
     enum kv_moving kv_moving; /* a CREDIT's copies are on the compute stream */
 
-    uint64_t n_steps, n_hits, n_lookups;
+    uint64_t n_steps, n_tokens, n_hits, n_lookups; /* tokens: sampled in its steps, here or later */
     struct trace trace;
     char line[LINE_BYTES_MAX]; /* where answers are written */
 };

@@ -241,6 +241,25 @@ static void say_layers(const struct stage *s, struct line_writer *w)
     line_key(w, "layers", layers);
 }
 
+/* Of the heat of the experts, how much is resident, in thousandths: in all, and a list by layer. */
+static void say_heat(const struct experts *x, struct line_writer *w)
+{
+    char list[8192] = "";
+    double here_all = 0, heat_all = 0;
+    size_t at = 0;
+    for (size_t g = 0; x->cache != NULL && g < x->n_groups; g++) {
+        double here = 0, heat = 0;
+        experts_heat(x, g, &here, &heat);
+        here_all += here;
+        heat_all += heat;
+        int n = snprintf(list + at, sizeof list - at, "%s%.0f", g > 0 ? "," : "",
+                         heat > 0 ? 1000 * here / heat : 0);
+        at += n > 0 && (size_t)n < sizeof list - at ? (size_t)n : 0;
+    }
+    line_u64(w, "heat_resident", heat_all > 0 ? (uint64_t)(1000 * here_all / heat_all + 0.5) : 0);
+    line_key(w, "heat_layers", list);
+}
+
 void stat_command(struct stage *s)
 {
     const struct experts *x = &s->experts;
@@ -271,6 +290,7 @@ void stat_command(struct stage *s)
     line_u64(&w, "sequences", kv_n_sequences(&s->kv));
     line_u64(&w, "prompt_chunk", s->load.chunk);
     line_u64(&w, "steps", s->n_steps);
+    line_u64(&w, "tokens", s->n_tokens);
     line_u64(&w, "hits", s->n_hits);
     line_u64(&w, "lookups", s->n_lookups);
     line_u64(&w, "promotions", x->n_promoted);
@@ -279,6 +299,7 @@ void stat_command(struct stage *s)
     line_u64(&w, "kv_mib", kv_bytes(s) / MIB);
     line_u64(&w, "kv_blocks_max", kv_blocks_max(&s->kv));
     line_u64(&w, "yielded_mib", segments_mib(s, s->yield.n_segments));
+    say_heat(x, &w);
     stage_say(s, &w);
     line_begin(&w, s->line, sizeof s->line, "STAT-DONE");
     stage_say(s, &w);

@@ -82,7 +82,7 @@ class Receipts(EbbtideTest):
                 self.assertEqual(receipt["reserve_mib"], reserve)
                 again = engine.vram(f"VRAM {reserve} {device}")[device]
                 self.assertEqual((again["freed_mib"], again["cache_mib"]), (0, receipt["cache_mib"]))
-                untouched_before, untouched_after = (re.sub(r" (resident|promotions|refill_done)=\d+", "", s[1 - device].raw)
+                untouched_before, untouched_after = (re.sub(r" (resident|promotions|refill_done|heat_resident|heat_layers)=[\d,]+", "", s[1 - device].raw)
                                                      for s in (before, after))
                 self.assertEqual(untouched_before, untouched_after)
             before = after

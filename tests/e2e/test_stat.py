@@ -1,6 +1,7 @@
 """ebbtide stat as scripts use it: JSON whose numbers are numbers, the ledger in bytes, exit statuses, completion of its flags."""
 import json
 import re
+import socket
 import subprocess
 import unittest
 
@@ -25,11 +26,38 @@ class Stat(EbbtideTest):
             line = lines[card["device"]]
             self.assertEqual(set(card), set(line.keys) | {"place"})
             for key, value in card.items():
-                self.assertIs(type(value), str if key in TEXTS else int, key)
+                self.assertIs(type(value), str if key in TEXTS else list if key == "heat_layers" else int, key)
             self.assertEqual(card["place"], f"cpu:{card['device']}")
             self.assertGreater(card["steps"], 0)
             self.assertEqual(card["name"], line.text("name").decode())
         self.assertEqual(self.stat("1"), cards[1:])
+        engine.finish()
+
+    def test_it_names_the_card_as_every_program_does_and_counts_what_was_sampled(self):
+        engine = self.serve(name="stat", **SMALL)
+        self.assertEqual([card["uuid"] for card in self.stat()], [f"CPU-{socket.gethostname()}-{i}" for i in (0, 1)])
+        self.assertEqual([card["tokens"] for card in self.stat()], [0, 0])
+        n_sampled = len(engine.ids("a", 8, "The whale", ignore_eos=1)) + len(engine.ids("b", 5, "The ship", ignore_eos=1))
+        for card in self.stat():
+            self.assertGreaterEqual(card["tokens"], n_sampled)  # and one that was sampled ahead, then dropped
+            self.assertLessEqual(card["tokens"], n_sampled + 2)
+        engine.finish()
+
+    def test_it_tells_how_much_of_the_heat_is_resident_by_layer(self):
+        engine = self.serve(name="stat", **SMALL)
+        for card in self.stat():
+            self.assertEqual((card["heat_resident"], card["heat_layers"]), (1000, [1000] * 4))
+        cold = engine.stat()[1]
+        engine.vram(f"VRAM {cold['free_mib'] + cold['cache_mib'] // 2} 1")
+        whole, half = self.stat()
+        self.assertEqual(whole["heat_resident"], 1000)
+        self.assertGreater(half["heat_resident"], 1000 * half["resident"] // 64, "of unlike heat the hotter half stays")
+        self.assertLess(half["heat_resident"], 1000)
+        engine.ids("a", 40, "The whale", ignore_eos=1)
+        warm = self.stat("1")[0]
+        self.assertGreater(warm["heat_resident"], 600, "what is hot is resident")
+        self.assertLess(warm["heat_resident"], 1000)
+        self.assertAlmostEqual(sum(warm["heat_layers"]) / 4, warm["heat_resident"], delta=10)  # every layer routes alike
         engine.finish()
 
     def test_the_ledger_in_json_is_bytes_that_add_up(self):

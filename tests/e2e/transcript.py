@@ -11,9 +11,9 @@ ANSWERED_BY = {"VRAM": "VRAM-DONE", "STAT": "STAT-DONE", "LEDGER": "LEDGER-DONE"
                "GEN": "DONE", "SCORE": "DONE"}
 TIMES = re.compile(r"\b(version|prefill_ms|decode_ms|wait_us|us)=[^ ]*")
 LEFT = re.compile(r"\bfor=\d+")  # seconds that a lease has left
-MACHINE = re.compile(r"\b(name|uuid)=[^ ]*")  # a CPU card is called like the processor, and known by the host's name
+MACHINE = re.compile(r"\b(name|uuid)=[^ ]*")  # a CPU card is called like the processor, and after the host
 PP_TIME = re.compile(r"^(PP [^ ]+ \d+ \d+) [^ ]+$")
-PROMOTION_TIMES = re.compile(r"\b(hits|promotions|refill_done|refill_total)=[^ ]*")
+PROMOTION_TIMES = re.compile(r"\b(hits|promotions|refill_done|refill_total|heat_resident|heat_layers)=[^ ]*")
 
 
 def mask(line):

@@ -78,6 +78,20 @@ void kit_table_print(FILE *out, const struct kit_reply *r, const struct kit_colu
     }
 }
 
+/* "1000,998" as an array. */
+static json_t *json_list(const char *text)
+{
+    json_t *list = json_array();
+    char *end;
+    while (list != NULL && *text != '\0') {
+        (void)json_array_append_new(list, json_integer(strtoll(text, &end, 10)));
+        text = end + (*end == ',');
+        if (*end != ',' && *end != '\0')
+            break;
+    }
+    return list;
+}
+
 static json_t *json_value(const struct message *m, const struct message_field *field)
 {
     static const char *const texts[] = {"kind",   "name", "state", "layers",
@@ -86,6 +100,8 @@ static json_t *json_value(const struct message *m, const struct message_field *f
     double real;
     size_t n_bytes = 0;
     bool is_text = field->value[0] == '\0';
+    if (strcmp(field->key, "heat_layers") == 0)
+        return json_list(field->value);
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
         is_text = is_text || strcmp(field->key, texts[i]) == 0;
     errno = 0;

@@ -309,6 +309,19 @@ Test(value, text_is_decoded_into_exactly_what_it_needs)
     cr_assert_eq(memcmp(out, "a\0b c!!!", 8), 0);
 }
 
+Test(value, text_taken_as_it_comes_is_empty_where_it_is_missing_broken_or_too_long)
+{
+    char out[4];
+
+    cr_assert_eq(parse("T a=x%20y b=abcd c=%zz"), 0);
+    message_text_take(&m, "a", out, sizeof out);
+    cr_assert_str_eq(out, "x y");
+    for (const char *key = "bcd"; *key != '\0'; key++) {
+        message_text_take(&m, (const char[]){*key, '\0'}, out, sizeof out);
+        cr_assert_str_eq(out, "");
+    }
+}
+
 Test(value, text_with_bad_escapes_never_outgrows_its_buffer)
 {
     char out[12];
