@@ -5,9 +5,8 @@
  * segment. What another process imports is created with a file descriptor to name it by. As on a CPU card, memory that is released while it is mapped lives until it is unmapped.
  *
  * libcuda is not linked: the static runtime finds the driver when the card is opened, and hands out its entry points. Memory
- * numbers come from cuMemGetInfo; what the context itself took is the difference that NVML (looked for at run time, never
- * required) sees while it is made. Without NVML it counts as foreign. NVML also names the processes that hold memory of the
- * card; in a container it may show numbers of the host's namespace, which then have no name here.
+ * numbers come from cuMemGetInfo; what the context itself took is the difference that NVML (vmm/nvml.h) sees while it is made.
+ * Without NVML it counts as foreign. NVML also names the processes that hold memory of the card.
  *
  * With a capacity, the process acts as if the card had no more: what it created is held against it, and free memory is the smaller
  * of what the capacity leaves and what the card really has. Threads: one owner. Lifetimes: whoever created and mapped gives back;
@@ -15,13 +14,12 @@
  */
 #include <cuda.h>
 #include <cuda_runtime_api.h>
-#include <dlfcn.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "vmm/driver.h"
-#include "vmm/holders.h"
+#include "vmm/nvml.h"
 
 struct piece {
     vmm_handle handle;
@@ -319,91 +317,17 @@ static int entries_find(struct cuda *c, struct error *err)
     return code;
 }
 
-/* NVML, looked for at run time. Structures and names are of its public interface. The library stays: unloading it is known to
- * leave threads behind. */
-static void *nvml_open(void)
-{
-    void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-    int (*init)(void) = NULL;
-    if (library != NULL)
-        *(void **)&init = dlsym(library, "nvmlInit_v2");
-    return init != NULL && init() == 0 ? library : NULL;
-}
-
-/* NULL: NVML does not know the card. */
-static void *nvml_card(void *library, const char *uuid)
-{
-    void *device = NULL;
-    int (*find)(const char *, void **);
-    *(void **)&find = dlsym(library, "nvmlDeviceGetHandleByUUID");
-    return find != NULL && find(uuid, &device) == 0 ? device : NULL;
-}
-
-/* The card's memory as NVML tells it; false where it cannot. */
-struct nvml_memory {
-    unsigned long long total, free, used;
-};
-static bool nvml_read(const char *uuid, struct nvml_memory *memory)
-{
-    void *library = nvml_open();
-    void *device = library != NULL ? nvml_card(library, uuid) : NULL;
-    int (*read)(void *, void *) = NULL;
-    if (device != NULL)
-        *(void **)&read = dlsym(library, "nvmlDeviceGetMemoryInfo");
-    return read != NULL && read(device, memory) == 0;
-}
-
-#define NVML_PROCESSES_MAX 128
-#define NVML_NOT_TOLD      (~0ULL)
-struct nvml_process {
-    unsigned int pid;
-    unsigned long long used;
-    unsigned int gpu_instance, compute_instance;
-};
-
-/* The processes of one list, under the first of its names that this NVML has: both have this structure. */
-static void nvml_list_add(void *library, void *device, const char *const names[2],
-                          struct vmm_holder *out, size_t *n)
-{
-    struct nvml_process all[NVML_PROCESSES_MAX];
-    unsigned int count = NVML_PROCESSES_MAX;
-    int (*list)(void *, unsigned int *, struct nvml_process *) = NULL;
-    for (size_t i = 0; list == NULL && i < 2; i++)
-        *(void **)&list = dlsym(library, names[i]);
-    if (list == NULL || list(device, &count, all) != 0)
-        return;
-    for (unsigned int i = 0; i < count && i < NVML_PROCESSES_MAX; i++) {
-        size_t known =
-            0; /* a process that computes and draws stands in both lists, with the same sum */
-        while (known < *n && out[known].pid != (int64_t)all[i].pid)
-            known++;
-        if (known == *n)
-            holders_add(out, n, all[i].pid, all[i].used == NVML_NOT_TOLD ? 0 : all[i].used);
-    }
-}
-
 static int cuda_holders(struct vmm_driver *d, struct vmm_holder *out, size_t *n, struct error *err)
 {
-    static const char *const compute[2] = {"nvmlDeviceGetComputeRunningProcesses_v3",
-                                           "nvmlDeviceGetComputeRunningProcesses_v2"};
-    static const char *const graphics[2] = {"nvmlDeviceGetGraphicsRunningProcesses_v3",
-                                            "nvmlDeviceGetGraphicsRunningProcesses_v2"};
-    void *library = nvml_open();
-    void *device = library != NULL ? nvml_card(library, cuda_of(d)->uuid) : NULL;
     (void)err;
-    *n = 0;
-    if (device == NULL)
-        return 0;
-    nvml_list_add(library, device, compute, out, n);
-    nvml_list_add(library, device, graphics, out, n);
-    holders_finish(out, *n);
+    nvml_holders_read(cuda_of(d)->uuid, out, n);
     return 0;
 }
 
 static uint64_t nvml_used_bytes(const char *uuid)
 {
     struct nvml_memory memory;
-    return nvml_read(uuid, &memory) ? memory.used : 0;
+    return nvml_memory_read(uuid, &memory) ? memory.used : 0;
 }
 
 /* Versions are thousands and tens: 12040 is 12.4. */
@@ -463,7 +387,7 @@ int vmm_cuda_look(int device, struct vmm_cuda_card *card, struct error *err)
                    "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0],
                    b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13],
                    b[14], b[15]);
-    if (nvml_read(card->uuid, &memory) && memory.free < card->total_bytes)
+    if (nvml_memory_read(card->uuid, &memory) && memory.free < card->total_bytes)
         card->free_bytes = memory.free;
     return 0;
 }
