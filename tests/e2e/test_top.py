@@ -15,7 +15,7 @@ SMALL = {"vram_mib": "24,24", "segment_mib": 1}
 STAT = ("STAT device={0} kind=cuda name=Some%20Card state=running layers=0-3 total_mib=1000 free_mib=300 foreign_mib=100 "
         "reserve_mib=200 base_mib=50 segment_mib=10 cache_mib=400 cache_full_mib=600 cache_floor_mib=10 slots=40 slots_full=60 "
         "slots_floor=4 resident=20 kv_blocks=10 kv_blocks_free=4 kv_blocks_max=40 sequences=2 prompt_chunk=64 steps={1} tokens={2} hits={3} "
-        "lookups={4} promotions=0 novel=1")
+        "lookups={4} promotions=0 heat_resident=874 heat_layers=1000,999,500,0 novel=1")
 LEDGER = "LEDGER device={0} " + " ".join(f"{owner}={mib << 20}" for owner, mib in dict(
     total=1000, free=300, foreign=100, unexplained=0, weights=100, kv=50, cache=400, workspace=20, stream=0, link=10, blas=10,
     context=10).items())
@@ -89,6 +89,25 @@ class Top(EbbtideTest):
         self.assertIn("kv blocks 6 of 10 (up to 40)", text)
         self.assertIn("hits -", self.top("--once", "--interval", "0", "--control", path))
 
+    def test_the_runs_rate_is_in_the_title_and_that_of_a_card_with_it(self):
+        title, *lines = self.top("--once", "--interval", "0.5", "--control", self.stand_in(2)).splitlines()
+        rate = float(re.search(r"([\d.]+) tok/s", title)[1])
+        self.assertGreater(rate, 2)
+        self.assertEqual([float(x) for x in re.findall(r"([\d.]+) tok/s", "\n".join(lines))], [rate] * 2)
+
+    def test_heat_is_a_bar_of_layers(self):
+        path = self.stand_in()
+        text = self.top("--once", "--interval", "0", "--control", path)
+        self.assertIn("\n  heat  87.4 % here [#950]\n", text)
+        self.assertIn(" heat: a layer each", text)
+        self.assertIn("87.4 % here [92]\n", self.top("--once", "--interval", "0", "--columns", "24", "--control", path))
+        card = json.loads(self.top("--json", "--interval", "0", "--control", path))["cards"][0]
+        self.assertEqual((card["heat_resident"], card["heat_layers"]), (874, [1000, 999, 500, 0]))
+        engine = self.serve(name="top", **SMALL)
+        engine.vram("VRAM 11 1")
+        self.assertRegex(self.top("--once", "--interval", "0", "--name", "top"), r"(?s)100\.0 % here \[####\].*\d\d\.\d % here \[\d{4}\]")
+        engine.finish()
+
     def test_json_has_typed_numbers_and_null_for_what_is_not_known(self):
         path = self.stand_in(2, leases=["LEASES lease=game device=1 reserve_mib=700 pid=42 novel=x"])
         said = json.loads(self.top("--json", "--interval", "0.2", "--control", path))
@@ -97,10 +116,12 @@ class Top(EbbtideTest):
         self.assertEqual((card["device"], card["place"], card["name"], card["reserve_mib"]), (1, "cuda:1", "Some Card", 200))
         self.assertEqual(card["ledger"]["weights"], 100 << 20)
         self.assertEqual(card["hit_rate"], 0.75)
+        self.assertEqual(said["tokens_per_s"], card["tokens_per_s"])
         self.assertGreater(card["tokens_per_s"], 10)
         self.assertEqual(said["leases"], [{"name": "game", "device": 1, "reserve_mib": 700, "until": "pid=42 novel=x"}])
         still = json.loads(self.top("--json", "--interval", "0", "--control", path))
         self.assertIsNone(still["cards"][0]["hit_rate"])
+        self.assertIsNone(still["tokens_per_s"])
 
     def test_an_engine_without_leases_is_looked_at_all_the_same(self):
         path = self.stand_in()
@@ -186,8 +207,9 @@ class Top(EbbtideTest):
     def test_an_engine_that_answers_nonsense_is_shown_as_far_as_it_makes_sense(self):
         most = 2**64 - 1
         nonsense = ["STAT", "STAT device=x", "STAT device=-1 steps=5", "STAT device=0 total_mib=4611686018427387903 free_mib=4611686018427387903 "
-                    "reserve_mib=4611686018427387903 cache_mib=%d slots=0 resident=9 kv_blocks=1 kv_blocks_free=9 hits=9 lookups=1" % most,
-                    "STAT device=1 name=%00%1B[2J%FF state= layers=" + "9" * 400, "STAT device=2 total_mib=-5 free_mib=1e3 steps=99999999999999999999",
+                    "reserve_mib=4611686018427387903 cache_mib=%d slots=0 resident=9 kv_blocks=1 kv_blocks_free=9 hits=9 lookups=1 heat_layers=1,1001" % most,
+                    "STAT device=1 name=%00%1B[2J%FF state= layers=" + "9" * 400, "STAT device=2 total_mib=-5 free_mib=1e3 steps=99999999999999999999 heat_layers=" + "7," * 999,
+                    "STAT device=4 heat_layers=,", "STAT device=5 heat_layers=123456789012,1",
                     "NOVEL device=3", "T a 1 text=x", ""] + [f"STAT device={i}" for i in range(10, 90)]
         said = answers(1, leases=["LEASES", "LEASES lease=%1B device=-4 reserve_mib=x pid=%", "LEASES " + "a=b " * 200] + ["LEASES lease=a"] * 99)
         said["STAT"] = lambda n, _: nonsense + ["STAT-DONE"]

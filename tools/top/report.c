@@ -14,6 +14,15 @@ static int text_add(json_t *object, const char *key, const char *text)
     return text[0] == '\0' ? 0 : json_object_set_new(object, key, json_string(text));
 }
 
+static int heat_add(json_t *object, const struct snapshot_card *card)
+{
+    json_t *list = json_array();
+    int failed = 0;
+    for (size_t i = 0; i < card->n_heats; i++)
+        failed |= json_array_append_new(list, json_integer(card->heat[i]));
+    return failed | json_object_set_new(object, "heat_layers", list);
+}
+
 /* NULL: out of memory. */
 static json_t *card_object(const struct snapshot_card *card)
 {
@@ -21,12 +30,14 @@ static json_t *card_object(const struct snapshot_card *card)
     int failed = json_object_set_new(object, "device", json_integer(card->device));
     failed |= text_add(object, "place", card->place) | text_add(object, "name", card->name);
     failed |= text_add(object, "kind", card->kind) | text_add(object, "state", card->state);
-    failed |= text_add(object, "layers", card->layers);
+    failed |= text_add(object, "layers", card->layers) | text_add(object, "uuid", card->uuid);
     for (size_t i = 0; i < SNAPSHOT_NUMBERS; i++)
         if (card->is_known[i])
             failed |=
                 json_object_set_new(strcmp(snapshot_keys[i].verb, "STAT") == 0 ? object : ledger,
                                     snapshot_keys[i].key, json_integer(card->numbers[i]));
+    if (card->n_heats > 0)
+        failed |= heat_add(object, card);
     failed |= rate_add(object, "hit_rate", card->hit_rate);
     failed |= rate_add(object, "steps_per_s", card->steps_per_s);
     failed |= rate_add(object, "tokens_per_s", card->tokens_per_s);
@@ -57,6 +68,7 @@ int report_write(FILE *out, const struct snapshot *s, double interval_s, struct 
     json_t *document = json_object(), *cards = json_array(), *leases = json_array();
     int failed = text_add(document, "engine", s->engine);
     failed |= json_object_set_new(document, "interval_s", json_real(interval_s));
+    failed |= rate_add(document, "tokens_per_s", s->tokens_per_s);
     for (size_t i = 0; i < s->n_cards; i++)
         failed |= json_array_append_new(cards, card_object(&s->cards[i]));
     for (size_t i = 0; i < s->n_leases; i++)

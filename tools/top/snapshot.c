@@ -28,6 +28,7 @@ const struct snapshot_key snapshot_keys[SNAPSHOT_NUMBERS] = {
     [STAT_HITS] = {"STAT", "hits"},
     [STAT_LOOKUPS] = {"STAT", "lookups"},
     [STAT_PROMOTIONS] = {"STAT", "promotions"},
+    [STAT_HEAT_RESIDENT] = {"STAT", "heat_resident"},
     [LEDGER_TOTAL] = {"LEDGER", "total"},
     [LEDGER_FREE] = {"LEDGER", "free"},
     [LEDGER_FOREIGN] = {"LEDGER", "foreign"},
@@ -89,6 +90,24 @@ static void numbers_take(struct snapshot_card *card, const struct message *m)
             card->is_known[i] = true;
 }
 
+static void heat_take(struct snapshot_card *card, const struct message *m)
+{
+    const char *text = message_key(m, "heat_layers");
+    card->n_heats = 0;
+    while (text != NULL && *text != '\0' && card->n_heats < SNAPSHOT_LAYERS_MAX) {
+        char number[8];
+        uint64_t value;
+        size_t n = strcspn(text, ",");
+        (void)snprintf(number, sizeof number, "%.*s", n < 8 ? (int)n : 7, text);
+        if (parse_u64(number, 0, 1000, &value) != 0) {
+            card->n_heats = 0;
+            return;
+        }
+        card->heat[card->n_heats++] = (uint16_t)value;
+        text += n + (text[n] == ',');
+    }
+}
+
 static void lease_take(struct snapshot *s, const struct message *m)
 {
     static const char *const known[] = {"name", "lease", "device", "reserve_mib"};
@@ -137,7 +156,9 @@ void snapshot_take(struct snapshot *s, const struct message *m)
     if (strcmp(m->verb, "STAT") == 0) {
         text_take(m, "name", card->name, sizeof card->name);
         text_take(m, "kind", card->kind, sizeof card->kind);
+        text_take(m, "uuid", card->uuid, sizeof card->uuid);
         text_take(m, "state", card->state, sizeof card->state);
+        heat_take(card, m);
     }
 }
 
@@ -151,6 +172,7 @@ static double growth(const struct snapshot_card *now, const struct snapshot_card
 
 void snapshot_rates(struct snapshot *s, const struct snapshot *before, double seconds)
 {
+    s->tokens_per_s = -1;
     for (size_t i = 0; i < s->n_cards; i++) {
         struct snapshot_card *card = &s->cards[i];
         card->hit_rate = card->steps_per_s = card->tokens_per_s = -1;
@@ -164,5 +186,7 @@ void snapshot_rates(struct snapshot *s, const struct snapshot *before, double se
             card->steps_per_s = steps < 0 ? -1 : steps / seconds;
             card->tokens_per_s = tokens < 0 ? -1 : tokens / seconds;
         }
+        if (card->tokens_per_s > s->tokens_per_s)
+            s->tokens_per_s = card->tokens_per_s;
     }
 }

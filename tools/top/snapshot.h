@@ -12,6 +12,7 @@
 #define SNAPSHOT_CARDS_MAX  64 /* more are counted in n_left_out */
 #define SNAPSHOT_LEASES_MAX 64
 #define SNAPSHOT_TEXT_BYTES 64
+#define SNAPSHOT_LAYERS_MAX 256 /* of a card, that have experts */
 
 /* The numbers of a card: MiB of STAT first, then its counts, then the bytes of LEDGER (snapshot_keys[]). */
 enum snapshot_number {
@@ -39,6 +40,7 @@ enum snapshot_number {
     STAT_HITS,
     STAT_LOOKUPS,
     STAT_PROMOTIONS,
+    STAT_HEAT_RESIDENT,
     LEDGER_TOTAL,
     LEDGER_FREE,
     LEDGER_FOREIGN,
@@ -64,9 +66,12 @@ struct snapshot_card {
     uint32_t device;
     char place[SNAPSHOT_TEXT_BYTES], name[SNAPSHOT_TEXT_BYTES],
         kind[SNAPSHOT_TEXT_BYTES]; /* "": unknown */
-    char state[SNAPSHOT_TEXT_BYTES], layers[SNAPSHOT_TEXT_BYTES];
+    char uuid[SNAPSHOT_TEXT_BYTES], state[SNAPSHOT_TEXT_BYTES], layers[SNAPSHOT_TEXT_BYTES];
     bool is_known[SNAPSHOT_NUMBERS];
     int64_t numbers[SNAPSHOT_NUMBERS];
+    size_t n_heats; /* 0: not told, or no layer has experts */
+    uint16_t
+        heat[SNAPSHOT_LAYERS_MAX]; /* resident part of each such layer's heat, in thousandths */
     double hit_rate, steps_per_s, tokens_per_s; /* snapshot_rates(); below 0: unknown */
 };
 
@@ -80,7 +85,8 @@ struct snapshot_lease {
 struct snapshot {
     char engine[SNAPSHOT_TEXT_BYTES];
     size_t n_cards, n_leases, n_left_out;
-    bool leases_known;                              /* the engine answered LEASES */
+    bool leases_known;   /* the engine answered LEASES */
+    double tokens_per_s; /* of the run: every card has a part in each token; below 0: unknown */
     struct snapshot_card cards[SNAPSHOT_CARDS_MAX]; /* in the order in which they were told */
     struct snapshot_lease leases[SNAPSHOT_LEASES_MAX];
 };

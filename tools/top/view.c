@@ -1,4 +1,4 @@
-/* tools/top/view.c - draws a snapshot: per card a heading, a bar of its memory and its figures, then the leases.
+/* tools/top/view.c - draws a snapshot: per card a heading, a bar of its memory, its figures and its experts' heat, then the leases.
  *
  * The whole picture is drawn first, as long as it is, and then cut to the rows there are. Figures flow: as many to a line
  * as its width takes. Owns the frame's lines, nothing else; pure.
@@ -220,6 +220,34 @@ static void draw_memory(struct canvas *c, const struct snapshot_card *card)
     }
 }
 
+/* Of each layer's heat, how much is resident: a column a layer, or of several where there are more layers than columns. */
+static void draw_heat(struct canvas *c, const struct snapshot_card *card)
+{
+    char text[32];
+    struct frame_line *line;
+    if (card->n_heats == 0)
+        return;
+    line = line_new(c);
+    (void)snprintf(text, sizeof text, "  heat %5.1f %% here [",
+                   or_zero(card, STAT_HEAT_RESIDENT) / 10);
+    put(c, line, STYLE_PLAIN, text);
+    size_t room = line != NULL && c->columns > line->n + 1 ? c->columns - line->n - 1 : 0;
+    size_t width = card->n_heats < room ? card->n_heats : room;
+    for (size_t i = 0; i < width; i++) {
+        size_t first = i * card->n_heats / width, end = (i + 1) * card->n_heats / width, sum = 0;
+        for (size_t k = first; k < end; k++)
+            sum += card->heat[k];
+        unsigned tenths = (unsigned)(sum / (100 * (end - first)));
+        char letter[2] = {tenths < 10 ? (char)('0' + tenths) : '#', '\0'};
+        put(c, line,
+            tenths == 10  ? STYLE_RESIDENT
+            : tenths >= 5 ? STYLE_CACHE
+                          : STYLE_WARNING,
+            letter);
+    }
+    put(c, line, STYLE_PLAIN, "]");
+}
+
 static void draw_work(struct canvas *c, const struct snapshot_card *card)
 {
     struct frame_line *line = NULL;
@@ -292,6 +320,10 @@ static void draw_title(struct canvas *c, const struct snapshot *s)
                    s->n_cards == 1 ? "" : "s", s->n_left_out > 0 ? ", not all shown" : "",
                    c->v->interval_s);
     put(c, line, STYLE_PLAIN, text);
+    if (s->tokens_per_s >= 0) {
+        (void)snprintf(text, sizeof text, "   %.1f tok/s", s->tokens_per_s);
+        put(c, line, STYLE_PLAIN, text);
+    }
     if (s->leases_known) {
         (void)snprintf(text, sizeof text, "   %zu lease%s", s->n_leases,
                        s->n_leases == 1 ? "" : "s");
@@ -300,7 +332,7 @@ static void draw_title(struct canvas *c, const struct snapshot *s)
 }
 
 /* The last lines: what the letters of the bars mean and, undermost, the keys. Their number. */
-static size_t draw_legend(struct canvas *c)
+static size_t draw_legend(struct canvas *c, bool has_heat)
 {
     size_t n_before = c->frame->n_lines;
     struct frame_line *line = NULL;
@@ -315,6 +347,9 @@ static size_t draw_legend(struct canvas *c)
         put(c, line, STYLE_PLAIN, " ");
         put(c, line, STYLE_PLAIN, regions[i].name);
     }
+    if (has_heat && !is_low)
+        put(c, line_new(c), STYLE_PLAIN,
+            " heat: a layer each: # all of its experts' heat is here, 9 to 0 tenths of it");
     if (c->v->keys)
         put(c, line_new(c), STYLE_TITLE, " q quit   +/- interval   up/down scroll");
     return c->frame->n_lines - n_before;
@@ -345,6 +380,7 @@ int view_render(const struct snapshot *s, const struct view *v, struct frame *fr
 {
     struct canvas c = {.v = v, .frame = frame};
     size_t n_tail;
+    bool has_heat = false;
     c.columns = v->columns < 1 ? 1 : v->columns > VIEW_COLUMNS_MAX ? VIEW_COLUMNS_MAX : v->columns;
     frame->n_lines = 0;
     draw_title(&c, s);
@@ -354,13 +390,16 @@ int view_render(const struct snapshot *s, const struct view *v, struct frame *fr
         draw_heading(&c, &s->cards[i]);
         draw_bar(&c, &s->cards[i]);
         draw_memory(&c, &s->cards[i]);
+        draw_heat(&c, &s->cards[i]);
         draw_work(&c, &s->cards[i]);
     }
+    for (size_t i = 0; i < s->n_cards; i++)
+        has_heat = has_heat || s->cards[i].n_heats > 0;
     if (s->n_leases > 0)
         (void)line_new(&c);
     draw_leases(&c, s);
     (void)line_new(&c);
-    n_tail = draw_legend(&c);
+    n_tail = draw_legend(&c, has_heat);
     frame_fit(frame, v, n_tail);
     return c.failed ? error_set(err, EBB_ENOMEM, "out of memory for a frame of %zu lines",
                                 frame->n_lines)
