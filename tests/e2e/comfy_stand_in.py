@@ -3,9 +3,11 @@ POST /free, GET /system_stats, with the shapes that ComfyUI answers with.
 
 Like ComfyUI it has one worker, which runs one job at a time, takes memory while it does, keeps it afterwards, and frees late:
 /free answers at once and only leaves a note, which the worker acts on when it comes to it. Behaviour is set on the object:
-`run_s`, `free_after_s` (None: never), `fail` (the job ends with an error), `peak_mib`.
+`run_s`, `free_after_s` (None: never), `fail` (the job ends with an error), `peak_mib`. As a program it takes these as JSON, says its
+address, and serves until its stdin ends.
 """
 import json
+import sys
 import threading
 import time
 import uuid
@@ -173,3 +175,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         self.serve("POST")
+
+
+if __name__ == "__main__":
+    print(Comfy(**json.loads(sys.argv[1])).url, flush=True)
+    sys.stdin.read()

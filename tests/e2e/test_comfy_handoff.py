@@ -1,12 +1,16 @@
 """ebbtide comfy-handoff: a real engine lends a card to a stand-in of ComfyUI, and has it back whatever happens."""
 import json
+import shutil
 import signal
 import socket
 import subprocess
+import sys
+import textwrap
 import unittest
 
+import comfy_stand_in
 from comfy_stand_in import Comfy
-from ebbtide import EBBTIDE, EbbtideTest
+from ebbtide import BIN, EBBTIDE, EbbtideTest
 from engine_stand_in import StandIn
 from processes import eventually
 
@@ -235,6 +239,58 @@ class ComfyHandoff(EbbtideTest):
         done = find(self.comfy(run_s=0.05, free_after_s=0.1, name="cuda:0 Card : native", extra={"uuid": "GPU-b"}), "--control", path)
         self.assertEqual((done.returncode, json.loads(done.stdout)["device"]), (0, 1), done.stderr)
 
+    def comfy_process(self, arguments=(), **environment):
+        """ComfyUI as a process of its own, which computes on what it calls card 0."""
+        said = json.dumps({"name": "cuda:0 Card : native", "run_s": 0.05, "free_after_s": 0.1})
+        process = subprocess.Popen([sys.executable, "-B", comfy_stand_in.__file__, said, *arguments], env=dict(self.env, **environment),
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.addCleanup(process.communicate)
+        return process.stdout.readline().decode().strip()
+
+    def tool_with_cards(self):
+        """The tool beside a driver that knows three cards, and obeys CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER."""
+        folder = self.sandbox / "bin"
+        folder.mkdir()
+        shutil.copy(BIN / "ebbtide-comfy-handoff", folder)
+        lister = folder / "ebbtide-stage-cuda"
+        lister.write_text(f"#!{sys.executable}\n" + textwrap.dedent("""\
+            import os, sys
+            assert sys.argv[1:] == ["--list"]
+            cards = list("abc" if os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" else "cab")
+            for device, i in enumerate(os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2").split(",")):
+                card = cards[int(i)] if i.isdigit() and int(i) < 3 else i[4:] if i.startswith("GPU-") else None
+                if card is None:
+                    break
+                print(f"CARD device={device} name=Card uuid=GPU-{card} total_mib=1 free_mib=1 usable=1")
+            """))
+        lister.chmod(0o755)
+        return folder / "ebbtide-comfy-handoff"
+
+    def test_of_cards_of_one_name_the_one_is_found_that_comfyuis_process_means(self):
+        tool = self.tool_with_cards()
+        path, _ = self.old_engine(lambda request: [f"STAT device={i} name=Card uuid=GPU-{x} reserve_mib=0" for i, x in enumerate("ab")])
+        pci = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        for device, environment, arguments in ((0, pci, ()), (1, {**pci, "CUDA_VISIBLE_DEVICES": "1,0"}, ()), (0, {"CUDA_VISIBLE_DEVICES": "1,0"}, ()),
+                                               (1, {"CUDA_VISIBLE_DEVICES": "GPU-b"}, ()), (1, pci, ("--cuda-device", "1")),
+                                               (1, pci, ("--default-device=1",)), (None, {}, ()), (None, {**pci, "CUDA_VISIBLE_DEVICES": "2"}, ())):
+            with self.subTest(environment=environment, arguments=arguments):
+                url = self.comfy_process(arguments, **environment)
+                done = subprocess.run([tool, "--control", path, "--url", url, "--reserve", "10", "--poll", "0.02", "--json", self.workflow],
+                                      env=self.env, capture_output=True, timeout=60)
+                if device is None:
+                    self.assertEqual(done.returncode, 1)
+                    self.assertIn("'cuda:0 Card : native GPU-c' is none of the engine's: 0 (Card GPU-a), 1 (Card GPU-b)", self.last_line(done))
+                else:
+                    self.assertEqual((done.returncode, json.loads(done.stdout or "{}").get("device")), (0, device), done.stderr)
+
+    def test_it_warns_where_less_is_free_than_a_program_needs_to_attach(self):
+        path, engine = self.old_engine(lambda request: ["STAT device=0 name=Card reserve_mib=0", "STAT device=1 name=Card reserve_mib=3"])
+        for attach, warns in ((901, True), (900, False), (0, False)):
+            engine.answers["PLAN"] = lambda n, request: [f"PLAN device=0 attach_mib=5000", f"PLAN device=1 attach_mib={attach}", "PLAN-DONE"]
+            done = self.handoff(self.comfy(run_s=0.05, free_after_s=0.1), "--control", path)
+            words = b"card 1: 900 MiB are free; another program needs 901 just to attach"
+            self.assertEqual(words in done.stderr, warns, done.stderr)
+
     def old_engine(self, stat):
         """An engine without leases."""
         def vram(n, request):
@@ -244,7 +300,7 @@ class ComfyHandoff(EbbtideTest):
             return [f"VRAM device={device} reserve_mib={reserve} cache_mib=1 cache_full_mib=1 slots=1 slots_full=1 before_mib=1 free_mib=900 "
                     "freed_mib=1 shortfall_mib=0 foreign_mib=0 prompt_chunk=64 wait_us=1 us=1 reason=ok", "VRAM-DONE cards=1 freed_mib=1 shortfall_mib=0"]
         path = self.sandbox / "old.sock"
-        engine = StandIn(path, {"STAT": lambda n, request: stat(request) + ["STAT-DONE"], "VRAM": vram})
+        engine = StandIn(path, {"STAT": lambda n, request: stat(request) + ["STAT-DONE"], "VRAM": vram, "PLAN": lambda n, request: ["PLAN-DONE"]})
         self.addCleanup(engine.close)
         return path, engine
 

@@ -205,6 +205,7 @@ int comfy_memory(struct comfy *c, struct comfy_memory *m, struct error *err)
     memset(m, 0, sizeof *m);
     text_copy(m->name, sizeof m->name, string_of(device, "name"));
     text_copy(m->uuid, sizeof m->uuid, string_of(device, "uuid"));
+    m->index = bytes_of(device, "index");
     m->total = bytes_of(device, "vram_total");
     m->free = bytes_of(device, "vram_free");
     m->torch_total = bytes_of(device, "torch_vram_total");
@@ -213,6 +214,18 @@ int comfy_memory(struct comfy *c, struct comfy_memory *m, struct error *err)
         code = error_set(err, EBB_EPEER, "ComfyUI: GET /system_stats names no card with vram_free");
     json_decref(answer);
     return code;
+}
+
+unsigned comfy_port_here(const struct comfy *c)
+{
+    char *there = NULL, *here = NULL;
+    long port = 0;
+    if (curl_easy_getinfo(c->curl, CURLINFO_PRIMARY_IP, &there) != CURLE_OK ||
+        curl_easy_getinfo(c->curl, CURLINFO_LOCAL_IP, &here) != CURLE_OK ||
+        curl_easy_getinfo(c->curl, CURLINFO_PRIMARY_PORT, &port) != CURLE_OK)
+        return 0;
+    bool is_here = there != NULL && here != NULL && there[0] != '\0' && strcmp(there, here) == 0;
+    return is_here && port > 0 && port < 65536 ? (unsigned)port : 0;
 }
 
 int64_t comfy_driver_free(const struct comfy_memory *m)

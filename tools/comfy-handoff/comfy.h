@@ -28,12 +28,15 @@ void comfy_close(struct comfy *c);
 /* The first card that it computes on. Bytes. */
 struct comfy_memory {
     char name[COMFY_TEXT_BYTES]; /* "cuda:0 NVIDIA H200 : cudaMallocAsync" */
-    char uuid[COMFY_TEXT_BYTES]; /* "" where it is not told */
+    char uuid[COMFY_TEXT_BYTES]; /* "" where it is not told, as ComfyUI's own server does not */
+    int64_t index;               /* as ComfyUI counts; below 0: not told */
     int64_t total, free;         /* free counts what torch keeps without using it */
     int64_t torch_total,
         torch_free; /* what torch took from the driver, and of it what it does not use; below 0: not told */
 };
 int comfy_memory(struct comfy *c, struct comfy_memory *m, struct error *err);
+/* Where the server that answered last listens, if that is on this host; else 0. */
+unsigned comfy_port_here(const struct comfy *c);
 /* What the driver calls free: without what torch keeps. */
 int64_t comfy_driver_free(const struct comfy_memory *m);
 

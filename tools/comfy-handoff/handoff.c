@@ -8,10 +8,11 @@
 #include <string.h>
 #include <time.h>
 
+#include "tools/comfy-handoff/card.h"
 #include "tools/comfy-handoff/learn.h"
+#include "tools/kit/kit.h"
 
 #define MIB           ((int64_t)1 << 20)
-#define ATTACH_MIB    305 /* what a CUDA program takes of a card just to attach to it */
 #define GONE_S        3.0 /* a server that has not answered for so long, and so many times, is gone */
 #define GONE_FAILURES 3
 
@@ -71,6 +72,19 @@ static int reserve_choose(struct handoff *h, struct error *err)
     return code;
 }
 
+/* --device, else the card that ComfyUI's is: told by its UUID, or looked up where ComfyUI runs on this host, else by its name. */
+static int card_choose(struct handoff *h, struct error *err)
+{
+    struct comfy_memory *m = &h->before;
+    h->device = h->settings->device;
+    if (h->settings->has_device)
+        return 0;
+    if (m->uuid[0] == '\0' && m->index >= 0 && m->index <= UINT32_MAX)
+        (void)card_uuid_find(comfy_port_here(&h->comfy), (uint32_t)m->index, m->uuid,
+                             sizeof m->uuid);
+    return hold_card_find(&h->hold, m->name, m->uuid, &h->device, err);
+}
+
 /* The reserve is in force, or STATUS_* says why not. */
 static int take(struct handoff *h, struct error *err)
 {
@@ -84,18 +98,16 @@ static int take(struct handoff *h, struct error *err)
         return code == EBB_ENOENT || code == EBB_EBUSY ? STATUS_NO_ENGINE : STATUS_FAILED;
     if (comfy_memory(&h->comfy, &h->before, err) != 0)
         return STATUS_FAILED;
-    h->device = s->device;
-    if (!s->has_device &&
-        hold_card_find(&h->hold, h->before.name, h->before.uuid, &h->device, err) != 0)
+    if (card_choose(h, err) != 0)
         return STATUS_FAILED;
     if (hold_take(&h->hold, h->device, h->reserve_mib, &receipt, err) != 0)
         return STATUS_FAILED;
     h->has_reserve = true;
     h->freed_mib = receipt.freed_mib > 0 ? (uint64_t)receipt.freed_mib : 0;
     h->shortfall_mib = receipt.shortfall_mib;
-    if (h->reserve_mib < ATTACH_MIB)
-        say(h, "warning: a CUDA program takes about %d MiB just to attach; the reserve is %" PRIu64,
-            ATTACH_MIB, h->reserve_mib);
+    uint64_t attach = kit_attach_mib(&h->hold.channel, h->device);
+    if (receipt.free_mib < attach)
+        say(h, "warning: " KIT_ATTACH_WORDS, h->device, receipt.free_mib, attach);
     if (!h->hold.is_lease)
         say(h, "warning: this engine has no leases: if this program is killed, the reserve stays");
     say(h, "card %" PRIu32 " leaves %" PRIu64 " MiB free (%" PRIu64 " freed, %" PRIu64 " free)",

@@ -3,9 +3,11 @@
 
 #include <inttypes.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
-#define ANSWER_MS 120000
+#include "tools/kit/kit.h"
+
 #define CARDS_MAX 64
 
 struct card {
@@ -37,14 +39,6 @@ static void hold_close(struct hold *h)
     h->is_open = h->is_held = false;
 }
 
-static void text_take(const struct message *m, const char *key, char out[static 256])
-{
-    size_t n = 0;
-    if (message_text(m, key, out, 255, &n, NULL) != 0)
-        n = 0;
-    out[n] = '\0';
-}
-
 static void card_take(struct cards *cards, const struct message *m)
 {
     uint64_t device = 0;
@@ -52,42 +46,39 @@ static void card_take(struct cards *cards, const struct message *m)
         return;
     struct card *card = &cards->each[cards->n++];
     *card = (struct card){.device = (uint32_t)device};
-    text_take(m, "name", card->name);
-    text_take(m, "uuid", card->uuid);
+    message_text_take(m, "name", card->name, sizeof card->name);
+    message_text_take(m, "uuid", card->uuid, sizeof card->uuid);
     (void)message_u64(m, "reserve_mib", 0, UINT64_MAX, &card->reserve_mib, NULL);
 }
 
-/* Asks and reads up to the -DONE. Receipts' last one, cards and the lease's name are taken where they are wanted. */
+/* Receipts' last one, cards and the lease's name are taken where they are wanted. */
 static int converse(struct hold *h, const char *request, struct vram_receipt *receipt,
                     struct cards *cards, struct error *err)
 {
-    int code = client_ask(&h->channel, request, err);
-    while (code == 0) {
-        struct message m;
-        struct error said = {0};
-        const char *tag, *done;
-        char *line;
-        size_t n_bytes;
-        code = client_wait_line(&h->channel, ANSWER_MS, &line, &n_bytes, err);
-        if (code == 0)
-            code = message_parse(&m, line, n_bytes, err);
-        if (code != 0)
-            break;
-        if (message_error(&m, &tag, &said))
-            return error_set(err, said.code, "the engine: %.400s", said.text);
-        if (receipt != NULL && strcmp(m.verb, "VRAM") == 0)
-            code = vram_receipt_read(&m, receipt, err);
-        if (cards != NULL && strcmp(m.verb, "STAT") == 0)
-            card_take(cards, &m);
-        done = strstr(m.verb, "-DONE");
-        if (done != NULL && done[5] == '\0') {
-            const char *lease = message_key(&m, "lease");
-            if (lease != NULL && tag_is_valid(lease))
-                (void)snprintf(h->lease, sizeof h->lease, "%s", lease);
-            return code;
-        }
+    struct kit_reply reply;
+    struct message done;
+    int code = kit_ask_over(&h->channel, request, &reply, err) == STATUS_DONE ? 0 : err->code;
+    for (size_t i = 0; code == 0 && i < reply.n_lines; i++) {
+        if (receipt != NULL)
+            code = vram_receipt_read(&reply.messages[i], receipt, err);
+        if (cards != NULL)
+            card_take(cards, &reply.messages[i]);
     }
+    if (code == 0 && message_parse(&done, reply.done, strlen(reply.done), NULL) == 0) {
+        const char *lease = message_key(&done, "lease");
+        if (lease != NULL && tag_is_valid(lease))
+            (void)snprintf(h->lease, sizeof h->lease, "%s", lease);
+    }
+    kit_reply_free(&reply);
     return code;
+}
+
+/* NVML's "GPU-1b2c…" and CUDA's "1b2c…" are the same. */
+static bool uuid_is_same(const char *a, const char *b)
+{
+    a += strncasecmp(a, "GPU-", 4) == 0 ? 4 : 0;
+    b += strncasecmp(b, "GPU-", 4) == 0 ? 4 : 0;
+    return *a != '\0' && strcasecmp(a, b) == 0;
 }
 
 int hold_card_find(struct hold *h, const char *name, const char *uuid, uint32_t *device,
@@ -96,30 +87,31 @@ int hold_card_find(struct hold *h, const char *name, const char *uuid, uint32_t 
     struct cards cards = {0};
     size_t n_found = 0, at = 0;
     char list[300] = "";
+    bool by_uuid = uuid[0] != '\0';
     int code = converse(h, "STAT", NULL, &cards, err);
     if (code != 0)
         return code;
-    for (size_t i = 0; i < cards.n && uuid[0] != '\0'; i++)
-        if (strcmp(cards.each[i].uuid, uuid) == 0) {
-            *device = cards.each[i].device;
-            return 0;
-        }
+    for (size_t i = 0; i < cards.n; i++)
+        by_uuid = by_uuid && cards.each[i].uuid[0] != '\0';
     for (size_t i = 0; i < cards.n; i++) {
+        const struct card *card = &cards.each[i];
         size_t n = strlen(list);
-        (void)snprintf(list + n, sizeof list - n, "%s%" PRIu32 " (%.60s)", n > 0 ? ", " : "",
-                       cards.each[i].device, cards.each[i].name);
-        if (cards.each[i].name[0] != '\0' && strstr(name, cards.each[i].name) != NULL) {
-            n_found++;
-            at = i;
+        (void)snprintf(list + n, sizeof list - n, "%s%" PRIu32 " (%.60s%s%.48s)", n > 0 ? ", " : "",
+                       card->device, card->name, by_uuid ? " " : "", by_uuid ? card->uuid : "");
+        if (by_uuid ? uuid_is_same(card->uuid, uuid)
+                    : card->name[0] != '\0' && strstr(name, card->name) != NULL) {
+            at = n_found++ == 0 ? i : at;
         }
     }
-    if (n_found == 1) {
+    if (n_found == 1 || (n_found > 0 && by_uuid)) {
         *device = cards.each[at].device;
         return 0;
     }
     return error_set(err, n_found > 1 ? EBB_EBUSY : EBB_ENOENT,
-                     "ComfyUI's card '%.80s' is %s of the engine's: %.250s; say it with --device",
-                     name, n_found > 1 ? "several" : "none", list);
+                     "ComfyUI's card '%.80s%s%.48s' is %s of the engine's: %.250s; say it with "
+                     "--device",
+                     name, by_uuid ? " " : "", by_uuid ? uuid : "",
+                     n_found > 1 ? "several" : "none", list);
 }
 
 int hold_take(struct hold *h, uint32_t device, uint64_t reserve_mib, struct vram_receipt *receipt,

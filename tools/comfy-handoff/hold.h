@@ -19,8 +19,8 @@ struct hold {
 
 /* Finds the engine and connects. EBB_ENOENT, EBB_EBUSY: none, or several. */
 int hold_open(struct hold *h, const char *control, const char *name, struct error *err);
-/* Which of its cards another program means: by `uuid` where both tell one, else by the only card whose name is part of
- * `name`. EBB_ENOENT, EBB_EBUSY (err says which there are): --device has to say. */
+/* Which of its cards another program means: by `uuid` ("": not known) where the engine tells those, else by the only card whose name is
+ * part of `name`. EBB_ENOENT, EBB_EBUSY (err says which there are): --device has to say. */
 int hold_card_find(struct hold *h, const char *name, const char *uuid, uint32_t *device,
                    struct error *err);
 /* Leaves reserve_mib free on the device. After a failure nothing is held. */

@@ -16,14 +16,15 @@ static bool is_verb(const char *line, const char *verb)
     return strncmp(line, verb, n_bytes) == 0 && (line[n_bytes] == ' ' || line[n_bytes] == '\0');
 }
 
-/* Of "ERR <tag> <code> <text>" the text. */
-static const char *error_words(const char *line)
+/* "ERR <tag> <code> <text>" as the error that it is; the line is taken apart. */
+static int error_take(char *line, size_t n_bytes, struct error *err)
 {
-    for (int field = 0; field < 3 && *line != '\0'; field++) {
-        line += strcspn(line, " ");
-        line += strspn(line, " ");
-    }
-    return line;
+    struct message m;
+    struct error said = {0};
+    const char *tag;
+    if (message_parse(&m, line, n_bytes, NULL) != 0 || !message_error(&m, &tag, &said))
+        return error_set(err, EBB_EPEER, "the engine answered with an ERR that is none");
+    return error_set(err, said.code, "%s", said.text);
 }
 
 static int reply_add(struct kit_reply *r, const char *line, size_t n_bytes, struct error *err)
@@ -50,7 +51,7 @@ static int reply_read(struct channel *c, const char *verb, struct kit_reply *r, 
         if (code != 0)
             return code;
         if (is_verb(line, "ERR"))
-            return error_set(err, EBB_EPEER, "%s", error_words(line));
+            return error_take(line, n_bytes, err);
         if (is_verb(line, done)) {
             r->done = strdup(line);
             return r->done != NULL ? 0 : error_set(err, EBB_ENOMEM, "out of memory for the answer");

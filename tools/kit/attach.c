@@ -1,24 +1,28 @@
 /* tools/kit/attach.c - the warning that a reserve is too small for anybody: what another program needs just to attach to a card is
  * the engine's to know (vram.attach_mib, in its PLAN).
  */
-#include <inttypes.h>
-
 #include "protocol/vram.h"
 #include "tools/kit/kit.h"
 
-static void one_warn(const struct vram_receipt *receipt, const struct kit_reply *plan)
+static uint64_t attach_mib(const struct kit_reply *plan, uint32_t device)
 {
     for (size_t i = 0; i < plan->n_lines; i++) {
-        uint64_t device, attach;
-        if (message_u64(&plan->messages[i], "device", 0, UINT32_MAX, &device, NULL) != 0 ||
-            message_u64(&plan->messages[i], "attach_mib", 0, UINT64_MAX, &attach, NULL) != 0 ||
-            device != receipt->device || receipt->free_mib >= attach)
-            continue;
-        fprintf(stderr,
-                "warning: card %" PRIu32 ": %" PRIu64
-                " MiB are free; another program needs %" PRIu64 " just to attach\n",
-                receipt->device, receipt->free_mib, attach);
+        uint64_t of, attach;
+        if (message_u64(&plan->messages[i], "device", 0, UINT32_MAX, &of, NULL) == 0 &&
+            message_u64(&plan->messages[i], "attach_mib", 0, UINT64_MAX, &attach, NULL) == 0 &&
+            of == device)
+            return attach;
     }
+    return 0;
+}
+
+uint64_t kit_attach_mib(struct channel *c, uint32_t device)
+{
+    struct kit_reply plan;
+    uint64_t mib =
+        kit_ask_over(c, "PLAN", &plan, NULL) == STATUS_DONE ? attach_mib(&plan, device) : 0;
+    kit_reply_free(&plan);
+    return mib;
 }
 
 void kit_attach_warn(const struct kit_flags *f, const struct kit_reply *r)
@@ -32,7 +36,10 @@ void kit_attach_warn(const struct kit_flags *f, const struct kit_reply *r)
         if (!asked && kit_ask(f, "PLAN", &plan, NULL) != STATUS_DONE)
             break;
         asked = true;
-        one_warn(&receipt, &plan);
+        uint64_t attach = attach_mib(&plan, receipt.device);
+        if (receipt.free_mib < attach)
+            fprintf(stderr, "warning: " KIT_ATTACH_WORDS "\n", receipt.device, receipt.free_mib,
+                    attach);
     }
     kit_reply_free(&plan);
 }

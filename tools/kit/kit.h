@@ -4,6 +4,7 @@
  * kept whole, as they came, so that a pipe can have the protocol's own lines. Only a tool's main exits.
  */
 #pragma once
+#include <inttypes.h>
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -49,6 +50,11 @@ int kit_connect(const struct kit_flags *f, struct channel *c, struct error *err)
 int kit_ask_over(struct channel *c, const char *line, struct kit_reply *r, struct error *err);
 /* Asks the engine where its cards are, for tables and JSON. What is not told stays unknown. */
 void kit_places(const struct kit_flags *f, struct kit_reply *r);
+/* What another program needs of a card just to attach to it, in MiB, as the engine's PLAN says; 0: nothing, or it is not told. */
+uint64_t kit_attach_mib(struct channel *c, uint32_t device);
+/* Of a receipt that leaves less: its device, what is free, what is needed. */
+#define KIT_ATTACH_WORDS                                                                           \
+    "card %" PRIu32 ": %" PRIu64 " MiB are free; another program needs %" PRIu64 " just to attach"
 /* Warns on stderr of receipts that leave less free than another program needs to attach. */
 void kit_attach_warn(const struct kit_flags *f, const struct kit_reply *r);
 void kit_reply_free(struct kit_reply *r);
