@@ -9,11 +9,11 @@
 #include <unistd.h>
 
 #include "kernels/kernels.h"
-#include "protocol/exit_status.h"
 #include "protocol/message.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/card.h"
 #include "tools/bench/made.h"
+#include "tools/kit/kit.h"
 
 typedef int part_run(const struct bench_settings *s, struct report *r, struct error *err);
 static const struct part {
@@ -110,10 +110,8 @@ static int flags_read(struct flags *f, struct bench_settings *s, int argc, char 
     int letter;
     opterr = 0;
     while ((letter = getopt_long(argc, argv, ":h", options, NULL)) != -1) {
-        if (letter == ':')
-            return error_set(err, EBB_EINVAL, "%s: wanted a value, got none", argv[optind - 1]);
-        if (letter == '?')
-            return error_set(err, EBB_EUNKNOWN_KEY, "%s is not a flag here", argv[optind - 1]);
+        if (letter == ':' || letter == '?')
+            return kit_flag_refuse(letter, argv[optind - 1], err);
         int code = flag_take(f, s, letter, err);
         if (code != 0)
             return code;
@@ -192,10 +190,8 @@ int main(int argc, char **argv)
     }
     if (code == 0)
         code = flags_check(&f, &s, &err);
-    if (code != 0) {
-        fprintf(stderr, "ebbtide bench: %s (see ebbtide bench --help)\n", err.text);
-        return STATUS_USAGE;
-    }
+    if (code != 0)
+        return kit_usage("bench", &err);
     made_watch_signals();
     code = f.tables->describe(f.device, name, sizeof name, &err);
     if (code == 0)
@@ -205,7 +201,5 @@ int main(int argc, char **argv)
         if (report_close(r, &closing) != 0 && code == 0)
             code = closing.code, err = closing;
     }
-    if (code != 0)
-        fprintf(stderr, "ebbtide bench: %s\n", err.text);
-    return code == 0 ? STATUS_DONE : STATUS_FAILED;
+    return kit_end("bench", code == 0 ? STATUS_DONE : STATUS_FAILED, &err);
 }

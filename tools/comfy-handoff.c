@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "tools/comfy-handoff/handoff.h"
+#include "tools/kit/kit.h"
 
 static void help(void)
 {
@@ -105,8 +106,7 @@ static int flag_take(struct flags *f, int flag, const char *said, struct error *
         if (code == 0 && s->poll_s > 60)
             code = error_set(err, EBB_ERANGE, "--poll: wanted at most 60 s, got '%.100s'", optarg);
         break;
-    case ':': return error_set(err, EBB_EINVAL, "%s: wanted a value, got none", said);
-    default: return error_set(err, EBB_EUNKNOWN_KEY, "%s is not a flag here", said);
+    default: return kit_flag_refuse(flag, said, err);
     }
     if (code == 0 && optarg != NULL && optarg[0] == '\0')
         code = error_set(err, EBB_EINVAL, "%s: wanted a value, got none", said);
@@ -208,10 +208,8 @@ int main(int argc, char **argv)
     struct flags flags;
     struct error err = {0};
     int status;
-    if (flags_read(&flags, argc, argv, &err) != 0) {
-        fprintf(stderr, "ebbtide comfy-handoff: %s (see ebbtide comfy-handoff --help)\n", err.text);
-        return STATUS_USAGE;
-    }
+    if (flags_read(&flags, argc, argv, &err) != 0)
+        return kit_usage("comfy-handoff", &err);
     if (flags.help) {
         help();
         return STATUS_DONE;
@@ -221,9 +219,7 @@ int main(int argc, char **argv)
         return STATUS_FAILED;
     }
     signals_take();
-    status = handoff(&flags, &err);
-    if (status != STATUS_DONE && err.code != 0)
-        fprintf(stderr, "ebbtide comfy-handoff: %s\n", err.text);
+    status = kit_end("comfy-handoff", handoff(&flags, &err), &err);
     curl_global_cleanup();
     return status;
 }

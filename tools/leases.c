@@ -27,7 +27,15 @@ static void help(void)
     exit_status_help(stdout);
 }
 
-static int show(const struct kit_flags *f, const struct kit_reply *r, struct error *err)
+static int request_write(const struct kit_flags *f, char *line, size_t capacity, struct error *err)
+{
+    if (f->n_bare > 0)
+        return error_set(err, EBB_EINVAL, "wanted flags only, got '%s'", f->bare[0]);
+    (void)snprintf(line, capacity, "LEASES");
+    return 0;
+}
+
+static int show(const struct kit_flags *f, struct kit_reply *r, struct error *err)
 {
     if (f->json)
         return kit_json_print(stdout, r, "leases", err) == 0 ? STATUS_DONE : STATUS_FAILED;
@@ -42,26 +50,7 @@ static int show(const struct kit_flags *f, const struct kit_reply *r, struct err
 
 int main(int argc, char **argv)
 {
-    char *bare[argc + 1];
-    struct kit_flags flags;
-    struct kit_reply reply = {0};
-    struct error err = {0};
-    int code = kit_flags_parse(&flags, argc, argv, bare, "--raw", &err), status;
-    if (code == 0 && flags.help) {
-        help();
-        return STATUS_DONE;
-    }
-    if (code == 0 && flags.n_bare > 0)
-        code = error_set(&err, EBB_EINVAL, "wanted flags only, got '%s'", flags.bare[0]);
-    if (code != 0) {
-        fprintf(stderr, "ebbtide leases: %s (see ebbtide leases --help)\n", err.text);
-        return STATUS_USAGE;
-    }
-    status = kit_ask(&flags, "LEASES", &reply, &err);
-    if (status == STATUS_DONE)
-        status = show(&flags, &reply, &err);
-    if (err.code != 0)
-        fprintf(stderr, "ebbtide leases: %s\n", err.text);
-    kit_reply_free(&reply);
-    return status;
+    const struct kit_tool tool = {
+        .name = "leases", .extra = "--raw", .help = help, .request = request_write, .show = show};
+    return kit_tool_main(&tool, argc, argv);
 }

@@ -12,8 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "protocol/exit_status.h"
 #include "protocol/message.h"
+#include "tools/kit/kit.h"
 #include "tools/make-model/output.h"
 
 struct flags {
@@ -106,10 +106,8 @@ static int flags_read(struct flags *f, int argc, char **argv, struct error *err)
     *f = (struct flags){.mix = "q4_k_m"};
     opterr = 0;
     while ((letter = getopt_long(argc, argv, ":o:h", options, NULL)) != -1) {
-        if (letter == ':')
-            return error_set(err, EBB_EINVAL, "%s: wanted a value, got none", argv[optind - 1]);
-        if (letter == '?')
-            return error_set(err, EBB_EUNKNOWN_KEY, "%s is not a flag here", argv[optind - 1]);
+        if (letter == ':' || letter == '?')
+            return kit_flag_refuse(letter, argv[optind - 1], err);
         int code = flag_take(f, letter, err);
         if (code != 0)
             return code;
@@ -198,18 +196,13 @@ int main(int argc, char **argv)
     }
     if (code == 0)
         code = settings_from(&f, &settings, &err);
-    if (code != 0) {
-        fprintf(stderr, "ebbtide make-model: %s (see ebbtide make-model --help)\n", err.text);
-        return STATUS_USAGE;
-    }
+    if (code != 0)
+        return kit_usage("make-model", &err);
     sigemptyset(&stop.sa_mask);
     (void)sigaction(SIGINT, &stop, NULL);
     (void)sigaction(SIGTERM, &stop, NULL);
     (void)sigaction(SIGHUP, &stop, NULL);
     code = write_model(&f, &settings, &err);
-    if (code != 0)
-        fprintf(stderr, "ebbtide make-model: %s\n", err.text);
-    if (code == EBB_ECANCEL)
-        return 128 + stopped;
-    return code == 0 ? STATUS_DONE : STATUS_FAILED;
+    int status = code == 0 ? STATUS_DONE : code == EBB_ECANCEL ? 128 + stopped : STATUS_FAILED;
+    return kit_end("make-model", status, &err);
 }

@@ -61,19 +61,18 @@ static void help(void)
 
 static int request_write(const struct kit_flags *f, char *line, size_t capacity, struct error *err)
 {
-    uint64_t number;
     if (f->n_bare > 1)
         return error_set(err, EBB_EINVAL, "wanted one card, got %zu arguments", f->n_bare);
-    if (f->n_bare == 1 && parse_u64(f->bare[0], 0, UINT32_MAX, &number) != 0)
-        return error_set(err, EBB_EINVAL, "the card: wanted its number, 0 is the first, got '%s'",
-                         f->bare[0]);
+    if (f->n_bare == 1 && kit_card_check(f->bare[0], err) != 0)
+        return err->code;
     (void)snprintf(line, capacity, "%s%s%s", f->ledger ? "LEDGER" : "STAT",
                    f->n_bare == 1 ? " " : "", f->n_bare == 1 ? f->bare[0] : "");
     return 0;
 }
 
-static int show(const struct kit_flags *f, const struct kit_reply *r, struct error *err)
+static int show(const struct kit_flags *f, struct kit_reply *r, struct error *err)
 {
+    kit_places(f, r);
     if (f->json)
         return kit_json_print(stdout, r, "cards", err) == 0 ? STATUS_DONE : STATUS_FAILED;
     if (f->ledger)
@@ -86,28 +85,7 @@ static int show(const struct kit_flags *f, const struct kit_reply *r, struct err
 
 int main(int argc, char **argv)
 {
-    char *bare[argc + 1], line[96];
-    struct kit_flags flags;
-    struct kit_reply reply = {0};
-    struct error err = {0};
-    int code = kit_flags_parse(&flags, argc, argv, bare, "--ledger", &err), status;
-    if (code == 0 && flags.help) {
-        help();
-        return STATUS_DONE;
-    }
-    if (code == 0)
-        code = request_write(&flags, line, sizeof line, &err);
-    if (code != 0) {
-        fprintf(stderr, "ebbtide stat: %s (see ebbtide stat --help)\n", err.text);
-        return STATUS_USAGE;
-    }
-    status = kit_ask(&flags, line, &reply, &err);
-    if (status == STATUS_DONE)
-        kit_places(&flags, &reply);
-    if (status == STATUS_DONE)
-        status = show(&flags, &reply, &err);
-    if (err.code != 0)
-        fprintf(stderr, "ebbtide stat: %s\n", err.text);
-    kit_reply_free(&reply);
-    return status;
+    const struct kit_tool tool = {
+        .name = "stat", .extra = "--ledger", .help = help, .request = request_write, .show = show};
+    return kit_tool_main(&tool, argc, argv);
 }

@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "protocol/exit_status.h"
+#include "tools/kit/kit.h"
 #include "tools/top/feed.h"
 #include "tools/top/report.h"
 #include "tools/top/screen.h"
@@ -78,8 +78,7 @@ static int flag_take(struct flags *f, int flag, const char *said, struct error *
             return error_set(err, EBB_ERANGE, "--columns: wanted a number from 20 to %d, got '%s'",
                              VIEW_COLUMNS_MAX, optarg);
         break;
-    case ':': return error_set(err, EBB_EINVAL, "%s: wanted a value, got none", said);
-    default: return error_set(err, EBB_EUNKNOWN_KEY, "%s is not a flag here", said);
+    default: return kit_flag_refuse(flag, said, err);
     }
     return 0;
 }
@@ -165,17 +164,11 @@ int main(int argc, char **argv)
 {
     struct flags flags;
     struct error err = {0};
-    int status;
-    if (flags_read(&flags, argc, argv, &err) != 0) {
-        fprintf(stderr, "ebbtide top: %s (see ebbtide top --help)\n", err.text);
-        return STATUS_USAGE;
-    }
+    if (flags_read(&flags, argc, argv, &err) != 0)
+        return kit_usage("top", &err);
     if (flags.help) {
         help();
         return STATUS_DONE;
     }
-    status = top(&flags, &err);
-    if (status != STATUS_DONE && err.code != 0)
-        fprintf(stderr, "ebbtide top: %s\n", err.text);
-    return status;
+    return kit_end("top", top(&flags, &err), &err);
 }

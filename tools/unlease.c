@@ -18,7 +18,7 @@ static void help(void)
     exit_status_help(stdout);
 }
 
-static int name_check(const struct kit_flags *f, struct error *err)
+static int request_write(const struct kit_flags *f, char *line, size_t capacity, struct error *err)
 {
     if (f->n_bare != 1)
         return error_set(err, EBB_EINVAL, "wanted the name of a lease, got %zu arguments",
@@ -27,34 +27,20 @@ static int name_check(const struct kit_flags *f, struct error *err)
         return error_set(err, EBB_EINVAL,
                          "a lease's name has 1 to %d characters A-Z a-z 0-9 . _ : -, got '%s'",
                          LEASE_NAME_MAX, f->bare[0]);
+    (void)snprintf(line, capacity, "UNLEASE %s", f->bare[0]);
     return 0;
+}
+
+/* A shortfall is of what others ask for. */
+static int show(const struct kit_flags *f, struct kit_reply *r, struct error *err)
+{
+    int status = kit_receipts_show(f, r, err);
+    return status == STATUS_SHORTFALL ? STATUS_DONE : status;
 }
 
 int main(int argc, char **argv)
 {
-    char *bare[argc + 1], line[LEASE_NAME_MAX + 16];
-    struct kit_flags flags;
-    struct kit_reply reply = {0};
-    struct error err = {0};
-    int code = kit_flags_parse(&flags, argc, argv, bare, "--raw", &err), status;
-    if (code == 0 && flags.help) {
-        help();
-        return STATUS_DONE;
-    }
-    if (code == 0)
-        code = name_check(&flags, &err);
-    if (code != 0) {
-        fprintf(stderr, "ebbtide unlease: %s (see ebbtide unlease --help)\n", err.text);
-        return STATUS_USAGE;
-    }
-    (void)snprintf(line, sizeof line, "UNLEASE %s", flags.bare[0]);
-    status = kit_ask(&flags, line, &reply, &err);
-    if (status == STATUS_DONE)
-        status = kit_receipts_show(&flags, &reply, &err);
-    if (status == STATUS_SHORTFALL) /* of what others ask for */
-        status = STATUS_DONE;
-    if (err.code != 0)
-        fprintf(stderr, "ebbtide unlease: %s\n", err.text);
-    kit_reply_free(&reply);
-    return status;
+    const struct kit_tool tool = {
+        .name = "unlease", .extra = "--raw", .help = help, .request = request_write, .show = show};
+    return kit_tool_main(&tool, argc, argv);
 }

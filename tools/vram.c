@@ -134,18 +134,13 @@ static int memory_show(const struct kit_flags *f, struct kit_reply *r, struct er
     return code == 0 ? STATUS_DONE : STATUS_FAILED;
 }
 
-static int ask(const struct kit_flags *f, const char *line)
+static int show(const struct kit_flags *f, struct kit_reply *r, struct error *err)
 {
-    struct kit_reply reply = {0};
-    struct error err = {0};
-    int status = kit_ask(f, line, &reply, &err);
-    if (status == STATUS_DONE)
-        status = f->n_bare > 0 ? kit_receipts_show(f, &reply, &err) : memory_show(f, &reply, &err);
-    if (f->n_bare > 0 && (status == STATUS_DONE || status == STATUS_SHORTFALL))
-        kit_attach_warn(f, &reply);
-    if (err.code != 0)
-        fprintf(stderr, "ebbtide vram: %s\n", err.text);
-    kit_reply_free(&reply);
+    if (f->n_bare == 0)
+        return memory_show(f, r, err);
+    int status = kit_receipts_show(f, r, err);
+    if (status == STATUS_DONE || status == STATUS_SHORTFALL)
+        kit_attach_warn(f, r);
     return status;
 }
 
@@ -172,12 +167,10 @@ int main(int argc, char **argv)
         code = options_check(&flags, &o, &err);
     if (code == 0 && flags.n_bare > 0)
         code = request_write(&flags, &o, line, sizeof line, &err);
-    if (code != 0) {
-        fprintf(stderr, "ebbtide vram: %s (see ebbtide vram --help)\n", err.text);
-        return STATUS_USAGE;
-    }
+    if (code != 0)
+        return kit_usage("vram", &err);
     if (flags.command == NULL)
-        return ask(&flags, line);
+        return kit_ask_and_show(&(struct kit_tool){.name = "vram", .show = show}, &flags, line);
     return lend_run(&(struct lend){
         .flags = &flags, .line = line, .command = flags.command, .takes_partly = o.partial});
 }

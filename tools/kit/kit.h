@@ -60,6 +60,23 @@ void kit_attach_warn(const struct kit_flags *f, const struct kit_reply *r);
 void kit_reply_free(struct kit_reply *r);
 void kit_reply_print(FILE *out, const struct kit_reply *r); /* the protocol's lines */
 
+/* A tool that is one question. */
+struct kit_tool {
+    const char *name, *extra; /* extra: its own flag, --ledger or --raw */
+    void (*help)(void);
+    /* The question of these flags. An error is one of usage. */
+    int (*request)(const struct kit_flags *f, char *line, size_t capacity, struct error *err);
+    int (*show)(const struct kit_flags *f, struct kit_reply *r, struct error *err); /* the status */
+};
+int kit_tool_main(const struct kit_tool *t, int argc, char **argv);
+int kit_ask_and_show(const struct kit_tool *t, const struct kit_flags *f, const char *line);
+/* Bad usage, told in one line: STATUS_USAGE. */
+int kit_usage(const char *tool, const struct error *err);
+/* What went wrong, where something did, in one line: the status. */
+int kit_end(const char *tool, int status, const struct error *err);
+/* What getopt_long() answered for a flag that it does not know, or (':') that lacks its value. */
+int kit_flag_refuse(int flag, const char *said, struct error *err);
+
 /* A table of the reply's rows: a column's title and the key it shows. */
 struct kit_column {
     const char *title, *key; /* key NULL: the card's place */
