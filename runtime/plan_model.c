@@ -170,6 +170,7 @@ void plan_card(struct planner_card *out, const struct settings *s, const struct 
         .reserve_bytes = reserve_mib * MIB,
         .granularity = card->kind == CARD_CUDA ? CUDA_GRANULARITY : CPU_GRANULARITY,
         .has_ring = plan_link_is_ipc(s),
+        .tiles_on_host = card->kind == CARD_CUDA,
         .speed = planner_speeds[card->kind],
     };
     card_label(card, out->label, sizeof out->label);

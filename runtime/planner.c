@@ -114,9 +114,9 @@ static void stage_fill(struct planner_stage *s, const struct planner_model *m,
     s->workspace_bytes =
         round_up(last ? m->workspace_last_bytes : m->workspace_bytes, c->granularity);
     uint64_t ring = first || !c->has_ring ? 0 : m->ring_bytes;
-    s->link_bytes = n_cards > 1 ? round_up(ring, c->granularity) +
-                                      round_up(m->link_bytes - ring, c->granularity)
-                                : 0;
+    uint64_t others = c->tiles_on_host ? 0 : m->link_bytes - ring;
+    s->link_bytes =
+        n_cards > 1 ? round_up(ring, c->granularity) + round_up(others, c->granularity) : 0;
     s->need_bytes = s->dense_bytes + s->kv_bytes + s->workspace_bytes + s->link_bytes;
     uint64_t given = c->free_bytes > c->reserve_bytes ? c->free_bytes - c->reserve_bytes : 0;
     s->fits = s->need_bytes <= given;

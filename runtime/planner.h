@@ -2,7 +2,7 @@
  *
  * Pure arithmetic on bytes and speeds; nothing here knows a file or a device. A card holds the layers first..last and pays
  *
- *   fixed  = dense(layers) + embedding on the first card + norm and head on the last + KV + workspace + link tiles
+ *   fixed  = dense(layers) + embedding on the first card + norm and head on the last + KV + workspace + its link tiles
  *   cache  = whole segments of free - reserve - fixed, never more than all experts of its layers take;
  *            it does not fit when that is less than the floor: the experts of one token twice, and one slot more
  *   time   = sum over layers (layer_ns + (dense + n_used * expert) / speed) + head / speed
@@ -32,6 +32,7 @@ struct planner_card {
     uint64_t free_bytes, reserve_bytes;
     uint64_t granularity; /* to which the driver rounds fixed blocks up */
     bool has_ring;        /* the stage before maps its ring of tiles, which is a block of its own */
+    bool tiles_on_host;   /* all other tiles, and the ids' ones, are in host memory */
     struct planner_speed speed;
 };
 

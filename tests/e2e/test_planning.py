@@ -119,6 +119,15 @@ class Plans(Planning):
                 self.assertEqual(used, c["total_mib"] * MIB, "every byte of a card has an owner")
                 self.assertLessEqual(c["experts_resident"], c["experts"])
 
+    def test_of_a_gpus_memory_links_take_the_ring_that_a_neighbour_maps_alone(self):
+        def link_bytes(cards, *flags):
+            return [card["link_bytes"] for card in self.plan("--cards", cards, "--vram-mib", 64, *flags)["cards"]]
+        ring = 4 * 64 * 4 * 256  # tiles of a chunk's rows, fp32
+        self.assertEqual(link_bytes("cuda:0,cuda:1"), [0, 0], "tiles that go through sockets are in host memory")
+        self.assertEqual(link_bytes("cuda:0,cuda:1", "--link", "ipc", "--chunk", 64), [0, -(-ring // (2 * MIB)) * 2 * MIB])
+        self.assertEqual(link_bytes("cuda:0,cpu:0")[0], 0)
+        self.assertEqual(link_bytes("cuda:0,cpu:0")[1], link_bytes("cpu:0,cpu:1")[1])
+
     def test_what_a_card_is_said_to_hold_is_what_its_stage_holds(self):
         for model, cards, flags in ((DEMO, 1, {}), (DEMO, 2, {"chunk": 128}), (DEMO, 3, {"kernels": "float", "parallel": 2}),
                                     (DEMO, 2, {"kv": "q8_0"}),
