@@ -50,7 +50,8 @@ static int reply_read(struct channel *c, const char *verb, struct kit_reply *r, 
         int code = client_wait_line(c, ANSWER_MS, &line, &n_bytes, err);
         if (code != 0)
             return code;
-        if (is_verb(line, "ERR"))
+        r->is_refused = is_verb(line, "ERR");
+        if (r->is_refused)
             return error_take(line, n_bytes, err);
         if (is_verb(line, done)) {
             r->done = strdup(line);

@@ -42,6 +42,7 @@ struct kit_reply {
     char *places
         [KIT_LINES_MAX]; /* owned: of the card a line is about, "cpu:0@host"; NULL: not known */
     char *done;          /* owned: the <VERB>-DONE line, NULL before it */
+    bool is_refused;     /* an ERR came instead; its code and words are the error's */
 };
 /* Asks and reads the answer. 0 or the exit status to end with (err says why). Free the reply in any case. */
 int kit_ask(const struct kit_flags *f, const char *line, struct kit_reply *r, struct error *err);

@@ -63,7 +63,7 @@ static int lease_take(struct lending *g)
     }
     g->is_open = true;
     status = kit_ask_over(&g->channel, g->l->line, &reply, &err);
-    if (status != STATUS_DONE && err.code == EBB_EPEER)
+    if (status != STATUS_DONE && reply.is_refused)
         status = STATUS_REFUSED;
     if (status == STATUS_DONE && kit_shortfall_find(&reply, &is_short, &err) != 0)
         status = STATUS_FAILED;
