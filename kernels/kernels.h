@@ -205,6 +205,19 @@ struct gather_args {
     size_t n_rows, n;
 };
 
+/* For each of n pairs, `bytes` from one place of the card's memory to another; no place is written that another pair reads or writes. */
+struct move_pair {
+    const void *from;
+    void *to; /* both at multiples of MOVE_ALIGN */
+};
+
+#define MOVE_ALIGN 256
+
+struct move_args {
+    const struct move_pair *pairs; /* [n], read when the work runs */
+    size_t n, bytes;               /* bytes: a multiple of MOVE_ALIGN */
+};
+
 struct sample_bias {
     int32_t id;
     float bias;
@@ -304,6 +317,7 @@ struct kernel_set {
     int (*swiglu)(const struct swiglu_args *args, struct exec_stream *s);
     int (*shared_add)(const struct shared_add_args *args, struct exec_stream *s);
     int (*gather)(const struct gather_args *args, struct exec_stream *s);
+    int (*move)(const struct move_args *args, struct exec_stream *s);
     int (*sample)(const struct sample_args *args, struct exec_stream *s);
     int (*top)(const struct top_args *args, struct exec_stream *s);
     int (*logprob)(const struct logprob_args *args, struct exec_stream *s);

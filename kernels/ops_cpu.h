@@ -74,6 +74,7 @@ int shared_add_float(const struct shared_add_args *args, struct exec_stream *s);
 
 /* Choosing tokens. */
 int gather_cpu(const struct gather_args *args, struct exec_stream *s);
+int move_cpu(const struct move_args *args, struct exec_stream *s);
 size_t sample_scratch_bytes_cpu(size_t n_rows, size_t n_vocab);
 int sample_reference(const struct sample_args *args, struct exec_stream *s);
 int sample_avx2(const struct sample_args *args, struct exec_stream *s);

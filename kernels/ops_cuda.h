@@ -31,6 +31,7 @@ int combine_cuda(const struct combine_args *args, struct exec_stream *s);
 int swiglu_cuda(const struct swiglu_args *args, struct exec_stream *s);
 int shared_add_cuda(const struct shared_add_args *args, struct exec_stream *s);
 int gather_cuda(const struct gather_args *args, struct exec_stream *s);
+int move_cuda(const struct move_args *args, struct exec_stream *s);
 int sample_cuda(const struct sample_args *args, struct exec_stream *s);
 int top_cuda(const struct top_args *args, struct exec_stream *s);
 int logprob_cuda(const struct logprob_args *args, struct exec_stream *s);

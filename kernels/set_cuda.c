@@ -72,6 +72,7 @@ static const struct kernel_set set_cuda = {
     .swiglu = swiglu_cuda,
     .shared_add = shared_add_cuda,
     .gather = gather_cuda,
+    .move = move_cuda,
     .sample = sample_cuda,
     .top = top_cuda,
     .logprob = logprob_cuda,

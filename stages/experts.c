@@ -10,7 +10,7 @@
 #include <string.h>
 #include "vmm/policy.h"
 
-#define BLOB_ALIGN 256
+#define BLOB_ALIGN MOVE_ALIGN
 
 static size_t align_up(size_t n)
 {
@@ -123,6 +123,9 @@ int experts_open(struct experts *x, const struct experts_settings *settings, str
         rc = settings->exec->stream_open(settings->card, &x->upload, err);
     if (rc == 0)
         rc = settings->exec->event_open(settings->card, &x->uploaded, err);
+    if (rc == 0)
+        rc = settings->exec->shared_alloc(settings->card, x->n_slots_full * sizeof *x->moves,
+                                          (void **)&x->moves, err);
     if (rc != 0) {
         experts_close(x);
         return rc;
@@ -139,6 +142,8 @@ void experts_close(struct experts *x)
         x->set.exec->stream_close(x->upload);
     if (x->uploaded != NULL)
         x->set.exec->event_close(x->uploaded);
+    if (x->moves != NULL)
+        x->set.exec->shared_free(x->set.card, x->moves);
     if (x->cache != NULL)
         cache_close(x->cache);
     if (x->pool.segments != NULL)
@@ -280,11 +285,13 @@ int experts_shrink_begin(struct experts *x, size_t n_segments, struct exec_strea
         return rc;
     for (size_t i = 0; i < x->plan.n_evicted; i++)
         point_to_file(x, x->plan.evicted[i]);
-    for (size_t i = 0; i < x->plan.n_moves && rc == 0; i++) {
-        const struct cache_move *m = &x->plan.moves[i];
-        rc = x->set.exec->copy(s, cache_slot_address(x->cache, m->slot_to),
-                               cache_slot_address(x->cache, m->slot_from), x->slot_bytes);
-    }
+    for (size_t i = 0; i < x->plan.n_moves; i++)
+        x->moves[i] =
+            (struct move_pair){.from = cache_slot_address(x->cache, x->plan.moves[i].slot_from),
+                               .to = cache_slot_address(x->cache, x->plan.moves[i].slot_to)};
+    struct move_args moves = {.pairs = x->moves, .n = x->plan.n_moves, .bytes = x->slot_bytes};
+    if (moves.n > 0)
+        rc = x->set.kernels->move(&moves, s);
     x->shrinking = true;
     return rc == 0 ? 0 : error_set(err, rc, "experts: a move between slots failed");
 }

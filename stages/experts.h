@@ -22,6 +22,7 @@ struct experts_settings {
     uint32_t layer_first, layer_last;
     const struct exec_driver *exec;
     struct exec *card;
+    const struct kernel_set *kernels;
     struct vmm_driver *driver;
     size_t segment_bytes;
     struct expert_address *addresses; /* borrowed [n_layers][n_experts] */
@@ -50,6 +51,7 @@ struct experts {
     size_t n_uploading;
     bool exchanging;               /* what uploads takes the slot of an expert that left for it */
     struct cache_shrink_plan plan; /* of the shrink that runs */
+    struct move_pair *moves;       /* owned [n_slots_full]: where its experts go */
     bool shrinking;
     bool changed; /* the addresses, since the owner of their copy last cleared this */
     uint64_t n_promoted, upload_bytes,

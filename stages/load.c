@@ -269,6 +269,7 @@ static int open_experts(struct stage *s, const struct kv_shape *ks, struct error
                                   .layer_last = s->load.layer_last,
                                   .exec = s->platform->exec,
                                   .card = s->card,
+                                  .kernels = s->kernels,
                                   .driver = &s->memory,
                                   .segment_bytes = (size_t)(s->load.segment_mib * MIB),
                                   .addresses = s->forward.in.addresses,

@@ -2,7 +2,7 @@
  *
  * The stage then keeps copies of a step's values on "the card", registers the model's pages and records its short steps, all as on a
  * GPU, while the CPU's kernels compute: so what is the stage's own in these paths is held to the same tokens on any machine.
- * DEVICE_STAGE_COPY_US makes copies of at least 100 kB take that long: an expert's whole slot on its move, not the parts of an upload.
+ * DEVICE_STAGE_MOVE_US makes moves of experts between slots take that long.
  * DEVICE_STAGE_WAKES=0 also takes the wake descriptor away, so that the stage polls. DEVICE_STAGE_KV_F16=1: keys and values are half
  * floats or the card is refused, as on a GPU.
  */
@@ -19,12 +19,26 @@ static void wait_job(const void *args, struct exec_cpu_worker *w)
     (void)usleep(*(const useconds_t *)args);
 }
 
-static int slow_copy(struct exec_stream *s, void *to, const void *from, size_t bytes)
+static int (*move)(const struct move_args *args, struct exec_stream *s);
+
+static int slow_move(const struct move_args *args, struct exec_stream *s)
 {
-    const char *us = getenv("DEVICE_STAGE_COPY_US");
+    const char *us = getenv("DEVICE_STAGE_MOVE_US");
     useconds_t wait = us != NULL ? (useconds_t)atoi(us) : 0;
-    int rc = wait > 0 && bytes >= 100000 ? exec_cpu_push(s, wait_job, &wait, sizeof wait) : 0;
-    return rc == 0 ? exec_cpu.copy(s, to, from, bytes) : rc;
+    int rc = wait > 0 ? exec_cpu_push(s, wait_job, &wait, sizeof wait) : 0;
+    return rc == 0 ? move(args, s) : rc;
+}
+
+static const struct kernel_set *kernels(const char *name, struct error *err)
+{
+    static struct kernel_set slow;
+    const struct kernel_set *set = kernel_set_cpu(name, err);
+    if (set == NULL)
+        return NULL;
+    slow = *set;
+    move = set->move;
+    slow.move = slow_move;
+    return &slow;
 }
 
 static int no_wake_fd(struct exec *e)
@@ -56,7 +70,6 @@ int main(int argc, char **argv)
     const char *wakes = getenv("DEVICE_STAGE_WAKES"), *f16 = getenv("DEVICE_STAGE_KV_F16");
     device = exec_cpu;
     device.is_device = true;
-    device.copy = slow_copy;
     if (wakes != NULL && strcmp(wakes, "0") == 0)
         device.wake_fd = no_wake_fd;
     const struct platform pretended = {.kind = "cpu",
@@ -65,7 +78,7 @@ int main(int argc, char **argv)
                                        .describe = describe,
                                        .kv_f16_only = f16 != NULL && strcmp(f16, "1") == 0,
                                        .exec = &device,
-                                       .kernels = kernel_set_cpu,
+                                       .kernels = kernels,
                                        .links = links};
     return stage_main(&pretended, argc, argv);
 }

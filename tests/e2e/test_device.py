@@ -42,7 +42,7 @@ class Devices(ExactRuns):
         wait_us = 30000
         prompt = golden()[10]["prompt_ids"][:100]
         engine = super().serve(1, vram_mib=64, segment_mib=1, kv_tokens=2048, launch=
-                               f"env DEVICE_STAGE_COPY_US={wait_us} sh -c 'shift; exec {BIN}/device-stage \"$@\"' -- {{stage}}")
+                               f"env DEVICE_STAGE_MOVE_US={wait_us} sh -c 'shift; exec {BIN}/device-stage \"$@\"' -- {{stage}}")
         engine.ids("a", 100, prompt, ignore_eos=1)
         stat = engine.stat()[0]
         receipt = engine.vram(f"VRAM {stat['free_mib'] + stat['cache_mib'] // 2} 0")[0]

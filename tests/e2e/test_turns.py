@@ -72,7 +72,7 @@ class Turns(EbbtideTest):
         self.assertGreater(stage.wait("VRAM", since=since)["freed_mib"], 0)
 
     def test_two_stages_of_one_card_take_turns(self):
-        self.env["DEVICE_STAGE_COPY_US"] = "20000"  # an expert's move
+        self.env["DEVICE_STAGE_MOVE_US"] = "20000"  # moves of experts
         first, second = self.stage(100), self.stage(100)
         for stage in (first, second):  # uses experts of the segments that go, so that they move
             stage.send(rows(1, 0, 0, ids_text(PROMPT)))
@@ -87,9 +87,9 @@ class Turns(EbbtideTest):
             self.assertEqual(receipt["free_mib"], receipt["before_mib"] + receipt["freed_mib"], receipt.raw)
 
     def test_a_neighbour_that_is_stopped_is_waited_for_once_and_the_log_says_so(self):
-        self.env["DEVICE_STAGE_COPY_US"] = "400000"
+        self.env["DEVICE_STAGE_MOVE_US"] = "400000"
         slow = self.stage(100)
-        del self.env["DEVICE_STAGE_COPY_US"]
+        del self.env["DEVICE_STAGE_MOVE_US"]
         slow.send(rows(1, 0, 0, ids_text(PROMPT)))
         slow.after(f"STEP epoch=0 step=1 rows={len(PROMPT)}", "RAN")
         stage = self.stage(100)

@@ -1,4 +1,4 @@
-/* combine_test.c - the small row operations on the card: combination, SwiGLU, gather (the CPU's bits), the shared expert. */
+/* combine_test.c - the small row operations on the card: combination, SwiGLU, gather (the CPU's bits), the shared expert, moves. */
 #include "pair.h"
 
 static float *values_new(struct pair *p, size_t n, enum input_kind kind, uint64_t *state)
@@ -116,5 +116,32 @@ Test(cuda_shared_add, is_near_the_cpu_and_the_same_in_any_batch)
     shared_check(&p, 2048, 2, false);
     shared_check(&p, 77, 40, true);
     shared_check(&p, 5, 3, true);
+    pair_close(&p);
+}
+
+Test(cuda_move, takes_every_byte_of_every_pair_and_no_other)
+{
+    static const size_t sizes[] = {256, 32768 - 256, 32768, 33024, 5 * 32768 + 512};
+    struct pair p = pair_open();
+    enum { N = 70, GAP = 256 };
+    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+        size_t bytes = sizes[k], stride = bytes + GAP;
+        uint64_t state = 5 + k;
+        unsigned char *from = pair_new(&p, N * stride), *to = pair_new(&p, N * stride);
+        struct move_pair *pairs = pair_new(&p, N * sizeof *pairs);
+        for (size_t i = 0; i < N * stride; i++)
+            from[i] = (unsigned char)random_bits(&state);
+        for (size_t i = 0; i < N; i++) /* 3 and N have no common factor */
+            pairs[i] = (struct move_pair){from + i * stride, to + i * 3 % N * stride};
+        struct move_args args = {pairs, N, bytes};
+        cr_assert_eq(p.cuda->move(&args, p.stream), 0);
+        pair_wait(&p);
+        for (size_t i = 0; i < N; i++) {
+            unsigned char *at = to + i * 3 % N * stride;
+            cr_assert_eq(memcmp(at, from + i * stride, bytes), 0, "%zu bytes, pair %zu", bytes, i);
+            for (size_t j = bytes; j < stride; j++)
+                cr_assert_eq(at[j], 0, "%zu bytes, pair %zu: byte %zu behind", bytes, i, j);
+        }
+    }
     pair_close(&p);
 }
