@@ -80,8 +80,16 @@ void refill_step(struct refill *r, size_t n_rows, uint64_t us)
 {
     bool beside = r->was_out;
     r->was_out = r->is_out;
-    if (r->n_done == r->n_wanted || n_rows != r->n_rows) { /* nothing to fill, or other steps */
+    bool again = n_rows == r->n_rows_last;
+    r->n_rows_last = n_rows;
+    if (n_rows != r->n_rows && again && (r->n_rows == 0 || r->n_others >= REFILL_OTHERS)) {
         r->n_rows = n_rows;
+        r->n_alone = r->n_beside = 0;
+    }
+    r->n_others = n_rows == r->n_rows ? 0 : r->n_others + 1;
+    if (n_rows != r->n_rows)
+        return;
+    if (r->n_done == r->n_wanted) { /* nothing to fill */
         r->n_alone = r->n_beside = 0;
         return;
     }

@@ -15,6 +15,7 @@
 #define REFILL_SHARE    0.04  /* of the time, while steps run: the least */
 #define REFILL_SLOWER   0.05  /* a step beside uploads, of one without */
 #define REFILL_BESIDE   16    /* steps of a window beside uploads, */
+#define REFILL_OTHERS   32    /* after so many steps of other rows those make the window */
 #define REFILL_ALONE    6     /* and without */
 #define REFILL_QUIET_US 50000 /* after this long without a step there is nobody to slow down */
 
@@ -24,11 +25,11 @@ struct refill {
     uint64_t seen_us; /* when the credit was counted */
     uint64_t step_us; /* when a step was last there; 0: never */
     uint64_t batch_bytes, batch_us;
-    bool limited;         /* by the last allowance */
-    double share;         /* of the time; 0: REFILL_SHARE */
-    bool is_out, was_out; /* an upload: now; at some time of the step that runs */
-    size_t n_rows;        /* of the window's steps */
-    size_t n_alone, n_beside;
+    bool limited;                       /* by the last allowance */
+    double share;                       /* of the time; 0: REFILL_SHARE */
+    bool is_out, was_out;               /* an upload: now; at some time of the step that runs */
+    size_t n_rows, n_rows_last;         /* of the steps of the window, of the last step */
+    size_t n_alone, n_beside, n_others; /* others: steps of other rows since the last of these */
     double alone_us[REFILL_ALONE], beside_us[REFILL_BESIDE];
     uint64_t n_done, n_wanted; /* slots of the refill that runs or was the last */
 };

@@ -241,18 +241,14 @@ static int slots_read(struct engine *e, int64_t *n_resident, int64_t *n_slots, d
 }
 
 /* From a cache that has just grown from its floor until every slot is filled; tokens flow meanwhile, as fills follow them. */
-static int refill_measure(const struct bench_settings *s, struct report *r, struct engine *e,
-                          struct error *err)
+static int refill_measure(double upload, struct report *r, struct engine *e, struct error *err)
 {
-    struct card_speeds speeds;
     struct cycle c;
     struct generation g = {.n_prompt = 8, .n_new = 8, .seed = 11};
     struct row row = {.what = "refill", .unit = "GB/s", .n_runs = 1};
     int64_t first, now, n_slots;
     double bytes, begin;
-    int code = card_speeds_measure(s, &speeds, err);
-    if (code == 0)
-        code = cycle_run(e, &c, 0, err);
+    int code = cycle_run(e, &c, 0, err);
     begin = bench_now();
     if (code == 0)
         code = slots_read(e, &first, &n_slots, &bytes, err);
@@ -268,7 +264,7 @@ static int refill_measure(const struct bench_settings *s, struct report *r, stru
         return 0;
     }
     row.value = (double)(now - first) / (double)n_slots * bytes * 1e-9 / (bench_now() - begin);
-    row.against = speeds.upload * 1e-9;
+    row.against = upload * 1e-9;
     (void)snprintf(row.shape, sizeof row.shape, "%lld of %lld experts", (long long)(now - first),
                    (long long)n_slots);
     report_row(r, &row);
@@ -282,15 +278,19 @@ static int cycle_measure(const struct bench_settings *s, struct report *r, uint6
     struct engine_flags flags = {.model = s->model, .cards = s->cards, .segment_mib = segment_mib};
     struct engine e;
     struct cycle c = {.segment_mib = 0};
+    struct card_speeds speeds = {0};
     int n_runs = s->quick ? 5 : RUNS_MAX;
     (void)snprintf(segment_mib, sizeof segment_mib, "%llu", (unsigned long long)n_mib);
-    int code = engine_open(&e, s, &flags, err);
+    int code = s->by_card ? card_speeds_measure(s, &speeds, err) : 0; /* no engine uploads yet */
+    if (code != 0)
+        return code;
+    code = engine_open(&e, s, &flags, err);
     for (int run = -1; run < n_runs && code == 0; run++)
         code = cycle_run(&e, &c, run < 0 ? 0 : run, err);
     if (code == 0)
         cycle_report(s, r, &c, cost);
     if (code == 0 && s->by_card)
-        code = refill_measure(s, r, &e, err);
+        code = refill_measure(speeds.upload, r, &e, err);
     engine_close(&e);
     return code;
 }

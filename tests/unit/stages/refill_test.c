@@ -109,7 +109,7 @@ static uint64_t fill_and_tell(struct refill *r, uint64_t step_us, size_t n_steps
             refill_started(r, now, bytes);
             refill_ended(r, now + (uint64_t)upload_us);
         }
-        refill_step(r, 1, us);
+        refill_step(r, i % 8 == 0 ? 8 : 1, us); /* a short prompt now and then */
         now += us;
         sum += bytes;
         *took_us += (double)us;
