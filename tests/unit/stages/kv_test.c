@@ -1,9 +1,8 @@
 /* The promises of paged key/value memory: blocks are neither lost nor shared by mistake, whatever sequences do. */
-#include <criterion/criterion.h>
+#include "kv_help.h"
+
 #include <stdlib.h>
 #include <string.h>
-
-#include "stages/kv.h"
 
 #define N_BLOCKS    24
 #define N_SEQUENCES 6
@@ -19,13 +18,7 @@ static void open_kv(void)
     struct vmm_host_settings host = {.capacity_bytes = 64u << 20,
                                      .name_space = "unit-kv",
                                      .runtime_dir = getenv("EBBTIDE_RUNTIME_DIR")};
-    struct kv_shape shape = {.n_layers = 2,
-                             .n_kv_heads = 2,
-                             .head_dim = 32,
-                             .type = KV_F16,
-                             .n_blocks = N_BLOCKS,
-                             .n_sequences = N_SEQUENCES,
-                             .table_stride = TABLE};
+    struct kv_shape shape = kv_shape_small(N_BLOCKS, 0, N_SEQUENCES, TABLE);
     cr_assert_eq(vmm_driver_host_open(&driver, &host, &err), 0, "%s", err.text);
     cr_assert_eq(kv_open(&kv, &driver, NULL, &shape, tables, &err), 0, "%s", err.text);
 }
@@ -108,24 +101,6 @@ Test(kv, when_blocks_run_out_nothing_has_changed)
     cr_assert_eq(extend(1, 3, 20, NULL), 0, "what a cut gives back counts");
 }
 
-/* The invariant: every block is free, or named by exactly as many tables as it has references. */
-static void check_books(void)
-{
-    uint32_t named[N_BLOCKS] = {0};
-    bool is_free[N_BLOCKS] = {false};
-    for (size_t i = 0; i < N_SEQUENCES; i++)
-        for (uint32_t b = 0; kv.sequences[i].live && b < kv.sequences[i].n_blocks; b++)
-            named[tables[i * TABLE + b]]++;
-    for (size_t i = 0; i < kv.n_free; i++) {
-        cr_assert_not(is_free[kv.free_blocks[i]], "a block is free twice");
-        is_free[kv.free_blocks[i]] = true;
-    }
-    for (size_t b = 0; b < N_BLOCKS; b++) {
-        cr_assert_eq(named[b], kv.references[b]);
-        cr_assert_eq(is_free[b], named[b] == 0);
-    }
-}
-
 Test(kv, no_block_is_lost_in_10000_random_operations)
 {
     unsigned seed = 7;
@@ -137,7 +112,7 @@ Test(kv, no_block_is_lost_in_10000_random_operations)
         case 1: (void)kv_fork(&kv, id, other, pos, NULL); break;
         default: (void)extend(id, pos % 3 == 0 ? 0 : pos, n, NULL); break;
         }
-        check_books();
+        kv_books_check(&kv, tables, N_BLOCKS);
     }
     kv_drop_all(&kv);
     cr_assert_eq(kv.n_free, N_BLOCKS);
