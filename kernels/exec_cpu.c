@@ -12,6 +12,7 @@
  * event_query() never reports a failure here.
  */
 #include "kernels/exec_cpu.h"
+#include "kernels/misses.h"
 #include "kernels/pool_cpu.h"
 #include <errno.h>
 #include <pthread.h>
@@ -305,8 +306,19 @@ static int cpu_capture_end(struct exec_stream *s, struct exec_graph **graph, str
         cpu_graph_close(g);
         return rc;
     }
+    struct op *fitted = g->n_ops > 0 ? realloc(g->ops, g->n_ops * sizeof *fitted) : NULL;
+    if (fitted != NULL) {
+        g->ops = fitted;
+        g->n_capacity = g->n_ops;
+    }
     *graph = g;
     return 0;
+}
+
+void exec_cpu_graph_run(const struct exec_graph *graph, struct exec_cpu_worker *w)
+{
+    for (size_t i = 0; i < graph->n_ops; i++)
+        graph->ops[i].job(graph->ops[i].args, w);
 }
 
 struct graph_op {
@@ -316,8 +328,7 @@ struct graph_op {
 static void graph_job(const void *args, struct exec_cpu_worker *w)
 {
     struct exec_graph *g = ((const struct graph_op *)args)->graph;
-    for (size_t i = 0; i < g->n_ops; i++)
-        g->ops[i].job(g->ops[i].args, w);
+    exec_cpu_graph_run(g, w);
     cpu_graph_close(g);
 }
 

@@ -126,24 +126,38 @@ void bringup_loaded(struct engine *e, struct peer *p)
         p->state = PEER_READY;
 }
 
-/* Which of the run's CPU cards on its host a card is, and of how many: they share its processors out. */
-static void pin_add(const struct settings *s, const struct card_setting *card,
-                    struct line_writer *w)
+/* Which of the run's cards of its kind on its host a card is, and of how many: they share its processors out. */
+static void share_add(const struct settings *s, const struct card_setting *card,
+                      struct line_writer *w)
 {
-    const char *pin = card->pin[0] != '\0' ? card->pin : s->pin;
     uint32_t share = 0, n_shares = 0;
     char text[24];
-    if (card->kind != CARD_CPU || pin == NULL || strcmp(pin, "none") == 0)
-        return;
     for (size_t i = 0; i < s->n_cards; i++)
-        if (s->cards[i].kind == CARD_CPU && strcmp(s->cards[i].host, card->host) == 0) {
+        if (s->cards[i].kind == card->kind && strcmp(s->cards[i].host, card->host) == 0) {
             if (&s->cards[i] == card)
                 share = n_shares;
             n_shares++;
         }
     (void)snprintf(text, sizeof text, "%" PRIu32 "/%" PRIu32, share, n_shares);
-    line_key(w, "pin", pin);
     line_key(w, "share", text);
+}
+
+/* What of the host's processors is the card's. */
+static void processors_add(const struct settings *s, const struct card_setting *card,
+                           struct line_writer *w)
+{
+    const char *pin = card->pin[0] != '\0' ? card->pin : s->pin;
+    bool is_pinned = card->kind == CARD_CPU && pin != NULL && strcmp(pin, "none") != 0;
+    if (is_pinned)
+        line_key(w, "pin", pin);
+    if (is_pinned || card->kind == CARD_CUDA)
+        share_add(s, card, w);
+    if (s->threads > 0)
+        line_u64(w, "threads", s->threads);
+    if (s->miss_threads != NULL)
+        line_key(w, "miss_threads", s->miss_threads);
+    if (s->miss_share != NULL)
+        line_key(w, "miss_share", s->miss_share);
 }
 
 static void load_send(struct engine *e, struct peer *p)
@@ -175,9 +189,7 @@ static void load_send(struct engine *e, struct peer *p)
     line_u64(&w, "kv_tokens", e->sizes.kv_tokens);
     line_u64(&w, "kv_tokens_max", e->sizes.kv_tokens_max);
     line_u64(&w, "chunk", e->sizes.chunk);
-    if (s->threads > 0)
-        line_u64(&w, "threads", s->threads);
-    pin_add(s, p->card, &w);
+    processors_add(s, p->card, &w);
     line_key(&w, "kernels", s->kernels != NULL ? s->kernels : "auto");
     line_key(&w, "kv", e->sizes.kv);
     if (e->trace_path[0] != '\0' &&

@@ -304,7 +304,8 @@ static char *line_without_stage(const struct engine *e, const struct peer *p, en
             " slots_floor=0 resident=0 kv_blocks=%" PRIu64
             " kv_blocks_free=0 sequences=0 prompt_chunk=%" PRIu32
             " steps=0 tokens=0 hits=0 lookups=0 promotions=0 refill_done=0 refill_total=0 kv_mib=0"
-            " kv_blocks_max=%" PRIu64 " yielded_mib=0 heat_resident=0 heat_layers=\n",
+            " kv_blocks_max=%" PRIu64 " yielded_mib=0 heat_resident=0 heat_layers="
+            " graph_resident=0 graph_misses=0 miss_card_us=0 miss_host_us=0\n",
             p->index, p->card->kind == CARD_CUDA ? "cuda" : "cpu",
             named != NULL ? named : "name= uuid=", plan->layer_first, plan->layer_last,
             p->total_mib, leases_in_force(&e->leases, p->index), e->leases.base_mib[p->index],

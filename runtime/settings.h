@@ -53,6 +53,8 @@ struct settings {
     uint32_t
         yield_quiet_s;   /* --yield-quiet-s: without foreign memory stirring, then it grows, 10 */
     uint64_t budget_mib; /* --budget-mib (host.budget_mib): of a host's memory, 0 = no bound */
+    char *miss_threads;  /* --miss-threads N|auto */
+    char *miss_share;    /* --miss-share PERCENT|auto */
     char *split;         /* --split 0-3,4-7 | auto */
     uint64_t
         segment_mib; /* --segment-mib, 0 = chosen: 512, or less where a card cannot hold the floor with that */

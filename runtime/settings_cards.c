@@ -169,6 +169,25 @@ uint64_t card_attach_mib(const struct settings *s, const struct card_setting *ca
     return mib;
 }
 
+static int auto_or_check(const char *value, uint64_t max, struct error *err)
+{
+    uint64_t n;
+    if (strcmp(value, "auto") == 0 || parse_u64(value, 0, max, &n) == 0)
+        return 0;
+    return error_set(err, EBB_EINVAL, "wanted auto or a number from 0 to %llu, got '%.64s'",
+                     (unsigned long long)max, value);
+}
+
+int miss_threads_check(const char *value, struct error *err)
+{
+    return auto_or_check(value, 1024, err);
+}
+
+int miss_share_check(const char *value, struct error *err)
+{
+    return auto_or_check(value, 100, err);
+}
+
 int plain_name_check(const char *value, struct error *err)
 {
     size_t n_bytes = strlen(value);

@@ -99,6 +99,8 @@ int host_check(const char *value, struct error *err);
 int launch_check(const char *value, struct error *err);
 int pin_check(const char *value, struct error *err);
 int attach_check(const char *value, struct error *err);
+int miss_threads_check(const char *value, struct error *err);
+int miss_share_check(const char *value, struct error *err);
 int plain_name_check(const char *value, struct error *err);
 int ids_check(const char *value, struct error *err);
 int biases_check(const char *value, struct error *err);

@@ -68,6 +68,12 @@ static inline size_t experts_n_held(const struct experts *x)
     return x->pool.n_held > x->n_lent ? x->pool.n_held - x->n_lent : 0;
 }
 
+/* Every expert of the stage is in a slot of the card. */
+static inline bool experts_are_resident(const struct experts *x)
+{
+    return x->cache == NULL || cache_n_resident(x->cache) == x->n_slots_full;
+}
+
 /* Brings the cache to n_segments of the pool, which holds n_lent beside them. *reached is what it is; partial success is success with an err to tell. */
 int experts_grow(struct experts *x, size_t n_segments, size_t *reached, struct error *err);
 

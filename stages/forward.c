@@ -204,6 +204,44 @@ static void feed_forward(struct pass *p, const struct weight *gate, const struct
     product(p, down, NULL, f->gate, out, y, accumulate);
 }
 
+#define MISS_LAUNCH(p, op, ...)                                                                    \
+    do {                                                                                           \
+        if ((p)->rc == 0) {                                                                        \
+            (p)->rc =                                                                              \
+                (p)->f->misses->set.ops->op(&(struct miss_##op##_args){__VA_ARGS__}, (p)->s);      \
+            (p)->f->refused = (p)->rc != 0 ? "miss_" #op : (p)->f->refused;                        \
+        }                                                                                          \
+    } while (0)
+
+/* Has the host compute some of the experts that are not on the card; the ids of the others, or NULL where it computes none. */
+static const int32_t *misses_ask(struct pass *p, size_t layer)
+{
+    struct forward *f = p->f;
+    const struct model_geometry *g = p->g;
+    const struct misses *x = f->misses;
+    uint32_t index, tag;
+    if (x == NULL || !misses_ask_of(x, layer, p->n_rows, &index, &tag))
+        return NULL;
+    MISS_LAUNCH(p, ask, .addresses = f->card_in.addresses + layer * g->n_experts, .ids = f->routed,
+                .d_model = g->d_model, .n_experts = g->n_experts, .n_used = g->n_experts_used,
+                .n_rows = p->n_rows, .x = f->normed, .control = f->card_in.miss, .index = index,
+                .tag = tag, .heat = f->card_out.heat + layer * g->n_experts, .here = f->here,
+                .request = x->request, .away = x->away, .away_x = x->away_x);
+    return f->here;
+}
+
+/* Waits for the host's answer, on the card, and puts its rows beside the others. */
+static void misses_take(struct pass *p)
+{
+    struct forward *f = p->f;
+    const struct model_geometry *g = p->g;
+    if (p->rc == 0)
+        p->rc = f->misses->set.ops->wait(&f->misses->request->answered, 1, p->s);
+    MISS_LAUNCH(p, take, .ids = f->routed, .here = f->here, .d_model = g->d_model,
+                .n_used = g->n_experts_used, .n_rows = p->n_rows, .rows = f->misses->rows,
+                .outputs = f->expert_outputs);
+}
+
 static void routed_experts(struct pass *p, const struct layer_weights *w,
                            const struct model_layer *m, size_t layer)
 {
@@ -214,12 +252,16 @@ static void routed_experts(struct pass *p, const struct layer_weights *w,
            .n_rows = p->n_rows, .renormalise = g->router_renormalise, .scale = g->router_scale,
            .logits = f->router_logits, .ids = f->routed, .mix = f->mix,
            .positions = f->card_in.positions);
+    const int32_t *here = misses_ask(p, layer);
     LAUNCH(p, experts, .gate_type = m->gate_exps.type, .up_type = m->up_exps.type,
            .down_type = m->down_exps.type, .addresses = f->card_in.addresses + layer * g->n_experts,
            .d_model = g->d_model, .d_expert = g->d_expert, .n_experts = g->n_experts,
            .n_used = g->n_experts_used, .n_rows = p->n_rows, .x = f->normed, .a = f->activations,
-           .ids = f->routed, .scratch = f->experts_scratch, .outputs = f->expert_outputs,
-           .heat = f->card_out.heat + layer * g->n_experts, .hits = f->card_out.hits);
+           .ids = here != NULL ? here : f->routed, .scratch = f->experts_scratch,
+           .outputs = f->expert_outputs, .heat = f->card_out.heat + layer * g->n_experts,
+           .hits = f->card_out.hits);
+    if (here != NULL)
+        misses_take(p);
     LAUNCH(p, combine, .outputs = f->expert_outputs, .mix = f->mix, .ids = f->routed,
            .d_model = g->d_model, .n_used = g->n_experts_used, .n_rows = p->n_rows,
            .hidden = f->hidden);

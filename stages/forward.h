@@ -5,6 +5,7 @@
  */
 #pragma once
 #include "stages/kv.h"
+#include "stages/misses.h"
 #include "stages/weights.h"
 
 #define FORWARD_TOP_MAX   1024
@@ -26,6 +27,7 @@ struct forward_shape {
 struct forward_in {                             /* written by the control thread between steps */
     int32_t *tokens, *positions, *row_sequence; /* [n_rows] */
     int32_t *head_index;              /* [n_rows]: the rows that go through the head, in passes */
+    struct miss_control *miss;        /* [1] */
     int32_t *tables;                  /* [n_sequences][table_stride] */
     struct expert_address *addresses; /* [n_layers][n_experts] */
     double *inv_freq;                 /* [n_rot / 2] */
@@ -67,6 +69,9 @@ struct forward {
         *head_hidden, *logits;
     float *gate, *up, *shared_output; /* [n_rows][d_ff or d_shared] twice, [n_rows][d_model] */
     int32_t *routed;                  /* [n_rows][n_experts_used] */
+    int32_t *here; /* [MISS_ROWS_MAX][n_experts_used]: those of them that the card computes */
+    const struct misses
+        *misses; /* while a step is recorded that shares misses with the host; else NULL */
     void *activations, *experts_scratch, *sample_scratch, *attention_scratch;
 };
 

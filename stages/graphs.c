@@ -20,6 +20,14 @@ static int launch_layers(struct graphs *g, size_t n_rows, struct exec_stream *s)
     return rc;
 }
 
+static int launch_misses(struct graphs *g, size_t n_rows, struct exec_stream *s)
+{
+    g->f->misses = g->misses;
+    int rc = launch_layers(g, n_rows, s);
+    g->f->misses = NULL;
+    return rc;
+}
+
 static int launch_head(struct graphs *g, size_t n_rows, struct exec_stream *s)
 {
     for (size_t i = 0; i < n_rows; i++)
@@ -59,6 +67,8 @@ int graphs_open(struct graphs *g, struct exec_stream *s, struct error *err)
         size_t n = rows < most ? rows : most, i = g->n_sizes++;
         g->rows[i] = n;
         rc = record(g, n, s, launch_layers, &g->layers_graph[i], err);
+        if (rc == 0 && misses_serve(g->misses, n))
+            rc = record(g, n, s, launch_misses, &g->misses_graph[i], err);
         if (rc == 0 && shape->is_last)
             rc = record(g, n, s, launch_head, &g->head_graph[i], err);
         if (n == most)
@@ -75,23 +85,31 @@ void graphs_close(struct graphs *g)
         const struct exec_driver *exec = g->f->shape.exec;
         if (g->layers_graph[i] != NULL)
             exec->graph_close(g->layers_graph[i]);
+        if (g->misses_graph[i] != NULL)
+            exec->graph_close(g->misses_graph[i]);
         if (g->head_graph[i] != NULL)
             exec->graph_close(g->head_graph[i]);
     }
     memset(g, 0, sizeof *g);
 }
 
-int graphs_run_layers(struct graphs *g, size_t n_rows, bool tables, bool addresses,
+int graphs_run_layers(struct graphs *g, size_t n_rows, bool resident, bool tables, bool addresses,
                       struct exec_stream *s)
 {
     struct forward *f = g->f;
     size_t i = size_for(g, n_rows);
+    struct exec_graph *graph = resident ? NULL : g->misses_graph[i];
+    int rc = graph != NULL ? misses_begin(g->misses) : 0;
+    if (rc != 0)
+        return rc;
+    *(resident ? &g->n_resident : &g->n_missing) += 1;
     for (size_t r = n_rows; r < g->rows[i]; r++) {
         f->in.tokens[r] = f->in.positions[r] = -1;
         f->in.row_sequence[r] = 0;
     }
-    int rc = forward_send(f, tables, addresses, s);
-    return rc == 0 ? f->shape.exec->graph_launch(g->layers_graph[i], s) : rc;
+    rc = forward_send(f, tables, addresses, s);
+    return rc == 0 ? f->shape.exec->graph_launch(graph != NULL ? graph : g->layers_graph[i], s)
+                   : rc;
 }
 
 void graphs_clear_head(struct graphs *g, size_t n)

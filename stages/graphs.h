@@ -1,6 +1,10 @@
 /* stages/graphs.h - the short steps of a device card, recorded: for 1, 2, 4, … rows all layers of the stage, and for as many sampled
  * rows the head with sampling.
  *
+ * Layers are recorded in two families. One is for steps while every expert of the stage is on the card, and holds no wait for the host.
+ * The other, for steps of up to MISS_ROWS_MAX rows, shares the experts that are not with the host (misses.h); without a host that helps,
+ * and for more rows, the first family reads them over the bus. Which one a step takes is asked anew for every step.
+ *
  * A graph holds addresses that are fixed for the life of the load; what differs from step to step is read from the step's values.
  * A step of 5 rows runs the graph for 8: the rows that nobody asked for are inert (position and token -1). Everything is recorded at
  * load, so that serving allocates nothing. A card that is no device has no graphs, and n_sizes is 0.
@@ -17,10 +21,13 @@ struct graphs {
     const struct weights *weights;
     const struct kv *kv;
     const struct model_layer *layers; /* [n_layers], the stage's */
-    bool embeds;                      /* the first stage looks tokens up */
-    size_t rows[GRAPH_SIZES];         /* ascending */
+    struct misses *misses;
+    bool embeds;              /* the first stage looks tokens up */
+    size_t rows[GRAPH_SIZES]; /* ascending */
     size_t n_sizes;
     struct exec_graph *layers_graph[GRAPH_SIZES], *head_graph[GRAPH_SIZES]; /* head: last stage */
+    struct exec_graph *misses_graph[GRAPH_SIZES]; /* NULL: there is no such family for this size */
+    uint64_t n_resident, n_missing; /* steps launched while all experts were on the card, and not */
 };
 
 /* All but the graphs is filled in; records on s, where nothing else may be. */
@@ -32,8 +39,9 @@ static inline bool graphs_serve(const struct graphs *g, size_t n_rows)
 {
     return g->n_sizes > 0 && n_rows <= g->rows[g->n_sizes - 1];
 }
-/* Launches all layers for rows [0, n_rows), making the rows above inert; sends the step's values first. */
-int graphs_run_layers(struct graphs *g, size_t n_rows, bool tables, bool addresses,
+/* Launches all layers for rows [0, n_rows), making the rows above inert; sends the step's values first. Resident: every expert of the
+ * stage is on the card. */
+int graphs_run_layers(struct graphs *g, size_t n_rows, bool resident, bool tables, bool addresses,
                       struct exec_stream *s);
 /* Launches the head for head_index[0 .. n), all sampled and without log-probabilities. The entries above must have been made inert
  * before the step's values were sent: graphs_clear_head(). */

@@ -89,6 +89,23 @@ static int check_kv(const struct stage *s, struct error *err)
                      s->platform->kind, kv_names[s->load.kv]);
 }
 
+/* miss_threads=auto|<n> miss_share=auto|<percent> */
+static int read_misses(const struct message *m, struct load_settings *l, struct error *err)
+{
+    const char *threads = message_key(m, "miss_threads"), *share = message_key(m, "miss_share");
+    uint64_t percent = 0;
+    int rc = 0;
+    l->miss_threads_given = threads != NULL && strcmp(threads, "auto") != 0;
+    l->miss_percent = MISS_SHARE_AUTO;
+    if (l->miss_threads_given)
+        rc = read_u32(m, "miss_threads", 0, 1024, &l->miss_threads, err);
+    if (rc == 0 && share != NULL && strcmp(share, "auto") != 0) {
+        rc = message_u64(m, "miss_share", 0, 100, &percent, err);
+        l->miss_percent = (int)percent;
+    }
+    return rc;
+}
+
 static int read_yield(const struct message *m, struct load_settings *l, struct error *err)
 {
     const char *yield = message_key(m, "yield");
@@ -157,6 +174,8 @@ static int read_load(const struct message *m, struct load_settings *l, struct er
     int rc = read_names(m, l, err);
     if (rc == 0)
         rc = read_pin(m, l, err);
+    if (rc == 0)
+        rc = read_misses(m, l, err);
     return rc != 0 ? rc : read_numbers(m, l, err);
 }
 
@@ -380,6 +399,22 @@ static int open_cache(struct stage *s, struct error *err)
     return 0;
 }
 
+/* The host's help with absent experts: of the processors that the cards of this host have between them, two a card are kept for
+ * control threads and the engine; a single one left would not be worth the asking. */
+static int open_misses(struct stage *s, struct error *err)
+{
+    const struct load_settings *l = &s->load;
+    size_t own = pin_processors_allowed() / l->n_shares, left = own > 3 ? own - 2 : 0;
+    struct misses_settings set = {.ops = s->platform->misses,
+                                  .f = &s->forward,
+                                  .layers = s->model->layers + l->layer_first,
+                                  .n_layers = s->n_layers,
+                                  .n_threads =
+                                      l->miss_threads_given ? l->miss_threads : (uint32_t)left,
+                                  .percent = l->miss_percent};
+    return misses_open(&s->misses, &set, err);
+}
+
 /* What a device needs before the first step: the file's pages, and its short steps recorded. */
 static int open_device(struct stage *s, struct error *err)
 {
@@ -387,10 +422,13 @@ static int open_device(struct stage *s, struct error *err)
     s->graphs = (struct graphs){.f = &s->forward,
                                 .weights = &s->weights,
                                 .kv = &s->kv,
+                                .misses = &s->misses,
                                 .layers = s->model->layers + l->layer_first,
                                 .embeds = l->stage == 0};
     int rc = registration_open(&s->registration, s->platform->exec, s->card, s->model,
                                l->layer_first, l->layer_last, err);
+    if (rc == 0)
+        rc = open_misses(s, err);
     if (rc == 0)
         rc = host_budget_check(s, err);
     return rc == 0 ? graphs_open(&s->graphs, s->compute, err) : rc;
@@ -405,6 +443,7 @@ void load_release(struct stage *s)
     kv_close(&s->kv);
     experts_close(&s->experts);
     graphs_close(&s->graphs);
+    misses_close(&s->misses);
     registration_close(&s->registration);
     links_close(s);
     links_memory_close(s);
@@ -519,7 +558,8 @@ void load_advance(struct stage *s)
     rc = rc == 1 ? 0 : rc;
     if (rc == 0 && dense_piece(s, &rc)) {
         run_flush(s, "weights");
-    } else if (rc == 0 && !experts_is_filling(&s->experts) && s->experts.n_uploading == 0) {
+    } else if (rc == 0 && !experts_is_filling(&s->experts) && s->experts.n_uploading == 0 &&
+               (rc = misses_probe(&s->misses, s->compute, &err)) == 0) {
         struct line_writer w;
         s->state = STAGE_SERVING;
         struct vmm_memory mem = {0};

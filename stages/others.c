@@ -36,7 +36,7 @@ uint64_t host_bytes(const struct stage *s, uint64_t registered_bytes)
 {
     if (s->card == NULL || !s->platform->exec->is_device)
         return 0;
-    return registered_bytes + s->forward.shared_bytes +
+    return registered_bytes + s->forward.shared_bytes + s->misses.shared_bytes +
            (s->link_shared != NULL ? links_memory_bytes(s) : 0);
 }
 

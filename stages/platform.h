@@ -2,7 +2,7 @@
  * the same source for both.
  */
 #pragma once
-#include "kernels/kernels.h"
+#include "kernels/misses.h"
 #include "stages/link.h"
 #include "stages/pin.h"
 #include "vmm/driver.h"
@@ -38,6 +38,7 @@ struct platform {
         host_memory; /* the card's memory is the host's: at a boundary the control thread copies tiles itself */
     const struct exec_driver *exec;
     const struct kernel_set *(*kernels)(const char *name, struct error *err);
+    const struct miss_ops *misses; /* NULL: what is not on the card is not shared with the host */
     const struct link_driver *const *links; /* NULL-terminated; the first is the default */
 };
 

@@ -376,7 +376,8 @@ static int launch_recorded(struct stage *s)
         graphs_clear_head(&s->graphs, run->n_sample);
     bool tables = s->kv.changed, addresses = s->experts.changed;
     s->kv.changed = s->experts.changed = false;
-    int rc = graphs_run_layers(&s->graphs, run->item->n_rows, tables, addresses, s->compute);
+    int rc = graphs_run_layers(&s->graphs, run->item->n_rows, experts_are_resident(&s->experts),
+                               tables, addresses, s->compute);
     run->next_layer = s->n_layers;
     if (rc == 0)
         rc = layers_end(s);

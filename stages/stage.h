@@ -51,9 +51,12 @@ struct load_settings {
     char heat_file[4096]; /* "": none */
     enum kv_type kv;
     bool ipc; /* link=ipc */
+    uint32_t miss_threads;
+    bool miss_threads_given; /* else: as many as processors that may be used, but for two */
+    int miss_percent;        /* of absent experts, or MISS_SHARE_AUTO */
     struct pin pin;
     uint32_t share,
-        n_shares; /* this card is number `share` of the run's n_shares CPU cards on this host */
+        n_shares; /* this card is number `share` of the run's n_shares cards of its kind on this host */
 };
 
 enum want { WANT_NONE, WANT_LAST, WANT_TOP };
@@ -149,6 +152,7 @@ struct stage {
     struct refill refill;
     struct forward forward;
     struct graphs graphs;
+    struct misses misses;
     struct registration registration;
     struct fixed_block link_memory; /* of the tiles; a device's are in link_shared */
     void *link_shared;

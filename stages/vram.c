@@ -300,6 +300,10 @@ void stat_command(struct stage *s)
     line_u64(&w, "kv_blocks_max", kv_blocks_max(&s->kv));
     line_u64(&w, "yielded_mib", segments_mib(s, s->yield.n_segments));
     say_heat(x, &w);
+    line_u64(&w, "graph_resident", s->graphs.n_resident);
+    line_u64(&w, "graph_misses", s->graphs.n_missing);
+    line_u64(&w, "miss_card_us", (uint64_t)(miss_rates_card_us(&s->misses.rates, 8) / 8));
+    line_u64(&w, "miss_host_us", (uint64_t)s->misses.rates.host_us_each);
     stage_say(s, &w);
     line_begin(&w, s->line, sizeof s->line, "STAT-DONE");
     stage_say(s, &w);

@@ -44,6 +44,7 @@ static void carve_mirrored(const struct forward *f, struct carver *c, struct for
     in->positions = carve(c, rows, sizeof(int32_t));
     in->row_sequence = carve(c, rows, sizeof(int32_t));
     in->head_index = carve(c, rows, sizeof(int32_t));
+    in->miss = carve(c, 1, sizeof *in->miss);
     in->tables = carve(c, s->n_sequences * s->table_stride, sizeof(int32_t));
     in->addresses = carve(c, table, sizeof(struct expert_address));
     in->inv_freq = carve(c, g->n_rot / 2, sizeof(double));
@@ -104,6 +105,7 @@ static void carve_activations(struct forward *f, struct carver *c)
     if (g->n_experts > 0) {
         f->router_logits = carve(c, rows * g->n_experts, sizeof(float));
         f->routed = carve(c, rows * g->n_experts_used, sizeof(int32_t));
+        f->here = carve(c, MISS_ROWS_MAX * g->n_experts_used, sizeof(int32_t));
         f->mix = carve(c, rows * g->n_experts_used, sizeof(float));
         f->expert_outputs = carve(c, rows * g->n_experts_used * g->d_model, sizeof(float));
         f->experts_scratch = carve(c, 1,

@@ -4,7 +4,7 @@
  * GPU, while the CPU's kernels compute: so what is the stage's own in these paths is held to the same tokens on any machine.
  * DEVICE_STAGE_MOVE_US makes moves of experts between slots take that long.
  * DEVICE_STAGE_WAKES=0 also takes the wake descriptor away, so that the stage polls. DEVICE_STAGE_KV_F16=1: keys and values are half
- * floats or the card is refused, as on a GPU.
+ * floats or the card is refused, as on a GPU. DEVICE_STAGE_WAIT_US makes every wait for the host's share of a layer's experts that long.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -41,6 +41,13 @@ static const struct kernel_set *kernels(const char *name, struct error *err)
     return &slow;
 }
 
+static int slow_wait(const uint32_t *flag, uint32_t value, struct exec_stream *s)
+{
+    useconds_t us = (useconds_t)atoi(getenv("DEVICE_STAGE_WAIT_US"));
+    int rc = exec_cpu_push(s, wait_job, &us, sizeof us);
+    return rc == 0 ? miss_ops_cpu.wait(flag, value, s) : rc;
+}
+
 static int no_wake_fd(struct exec *e)
 {
     (void)e;
@@ -68,6 +75,9 @@ int main(int argc, char **argv)
 {
     static const struct link_driver *const links[] = {&link_socket, &link_ipc, NULL};
     const char *wakes = getenv("DEVICE_STAGE_WAKES"), *f16 = getenv("DEVICE_STAGE_KV_F16");
+    struct miss_ops misses = miss_ops_cpu;
+    if (getenv("DEVICE_STAGE_WAIT_US") != NULL)
+        misses.wait = slow_wait;
     device = exec_cpu;
     device.is_device = true;
     if (wakes != NULL && strcmp(wakes, "0") == 0)
@@ -79,6 +89,7 @@ int main(int argc, char **argv)
                                        .kv_f16_only = f16 != NULL && strcmp(f16, "1") == 0,
                                        .exec = &device,
                                        .kernels = kernels,
+                                       .misses = &misses,
                                        .links = links};
     return stage_main(&pretended, argc, argv);
 }

@@ -60,6 +60,7 @@ int main(int argc, char **argv)
                                   .kv_f16_only = true,
                                   .exec = &exec_cuda,
                                   .kernels = kernel_set_cuda,
+                                  .misses = &miss_ops_cuda,
                                   .links = links};
     return stage_main(&cuda, argc, argv);
 }

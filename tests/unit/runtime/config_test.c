@@ -414,18 +414,18 @@ Test(config, the_sample_reads_back_as_the_defaults)
     settings_default(&d);
     cr_expect_geq(n_keys, 25);
     /* Every value that is not owned text lies in the struct itself. */
-    char **texts_s[] = {&s.model,      &s.split,    &s.kernels, &s.kv,
-                        &s.launch,     &s.name,     &s.control, &s.name_space,
-                        &s.log_level,  &s.output,   &s.prompt,  &s.prompt_file,
-                        &s.ids,        &s.ids_file, &s.config,  &s.config_checked,
-                        &s.logit_bias, &s.logprobs, &s.pin,     &s.attach_mib,
-                        &s.heat_file,  &s.link,     &s.yield};
-    char **texts_d[] = {&d.model,      &d.split,    &d.kernels, &d.kv,
-                        &d.launch,     &d.name,     &d.control, &d.name_space,
-                        &d.log_level,  &d.output,   &d.prompt,  &d.prompt_file,
-                        &d.ids,        &d.ids_file, &d.config,  &d.config_checked,
-                        &d.logit_bias, &d.logprobs, &d.pin,     &d.attach_mib,
-                        &d.heat_file,  &d.link,     &d.yield};
+    char **texts_s[] = {
+        &s.model,          &s.split,       &s.kernels,    &s.kv,           &s.launch,
+        &s.name,           &s.control,     &s.name_space, &s.log_level,    &s.output,
+        &s.prompt,         &s.prompt_file, &s.ids,        &s.ids_file,     &s.config,
+        &s.config_checked, &s.logit_bias,  &s.logprobs,   &s.pin,          &s.attach_mib,
+        &s.heat_file,      &s.link,        &s.yield,      &s.miss_threads, &s.miss_share};
+    char **texts_d[] = {
+        &d.model,          &d.split,       &d.kernels,    &d.kv,           &d.launch,
+        &d.name,           &d.control,     &d.name_space, &d.log_level,    &d.output,
+        &d.prompt,         &d.prompt_file, &d.ids,        &d.ids_file,     &d.config,
+        &d.config_checked, &d.logit_bias,  &d.logprobs,   &d.pin,          &d.attach_mib,
+        &d.heat_file,      &d.link,        &d.yield,      &d.miss_threads, &d.miss_share};
     for (size_t i = 0; i < sizeof texts_s / sizeof texts_s[0]; i++) {
         char *a = *texts_s[i], *b = *texts_d[i];
         cr_expect(a == b || (a != NULL && b != NULL && strcmp(a, b) == 0), "%s is not %s", a, b);
