@@ -142,6 +142,14 @@ if(EBBTIDE_SANITIZE MATCHES address)
   sanitize_test(e2e heat OFF HeatFiles)
   sanitize_test(e2e budget OFF Credits Budget.test_what_a_vram_command_holds_is_refused_and_had_again_afterwards)
   sanitize_test(e2e yield ON Yielding.test_while_tokens_flow_it_gives_way_within_a_second_and_no_token_changes)
+  sanitize_test(e2e turns ON Turns)
+  sanitize_test(e2e top OFF
+    Top.test_heat_is_a_bar_of_layers
+    Top.test_an_engine_that_answers_nonsense_is_shown_as_far_as_it_makes_sense)
+  sanitize_test(e2e comfy_handoff ON
+    ComfyHandoff.test_of_cards_of_one_name_the_one_is_found_that_comfyuis_process_means
+    ComfyHandoff.test_it_warns_where_less_is_free_than_a_program_needs_to_attach
+    ComfyHandoff.test_an_engine_without_leases_gets_its_reserve_back_by_hand_with_a_warning)
   sanitize_test(e2e goldens OFF
     Goldens.test_the_plain_reference_gives_the_same_logits_as_the_chosen_kernels)
 endif()
