@@ -76,7 +76,7 @@ class Player:
             line = mask(m.raw)
             if (m.verb == "DONE" and not self.whole) or (m.verb == "STAT" and not self.always_whole):
                 line = PROMOTION_TIMES.sub(r"\1=*", line)
-            self.transcript.append("< " + shown(line, 500))
+            self.transcript.append("< " + shown(line, 1000))
             self.seen += 1
 
     def settle(self):
