@@ -44,6 +44,11 @@ struct exec_driver {
 
     int (*stream_open)(struct exec *e, struct exec_stream **s, struct error *err);
     void (*stream_close)(struct exec_stream *s);
+    /* The stream as a library of the card's maker takes it (CUDA: its cudaStream_t; CPU: itself). */
+    void *(*stream_handle)(struct exec_stream *s);
+    /* Called on a thread beside the control thread, before it calls such a library for this card; anything else stays with the control
+     * thread. */
+    int (*thread_enter)(struct exec *e);
 
     /* An event is done when all work put on the stream before the last record is done; a fresh one is done. */
     int (*event_open)(struct exec *e, struct exec_event **event, struct error *err);

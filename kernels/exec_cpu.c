@@ -96,6 +96,17 @@ bool exec_cpu_capturing(const struct exec_stream *s)
     return s->capture != NULL;
 }
 
+static void *cpu_stream_handle(struct exec_stream *s)
+{
+    return s;
+}
+
+static int cpu_thread_enter(struct exec *e)
+{
+    (void)e;
+    return 0;
+}
+
 static int cpu_wake_fd(struct exec *e)
 {
     return e->wake_fd;
@@ -481,6 +492,8 @@ const struct exec_driver exec_cpu = {
     .close = cpu_close,
     .stream_open = cpu_stream_open,
     .stream_close = cpu_stream_close,
+    .stream_handle = cpu_stream_handle,
+    .thread_enter = cpu_thread_enter,
     .event_open = sync_cpu_event_open,
     .event_close = sync_cpu_event_close,
     .event_record = sync_cpu_event_record,

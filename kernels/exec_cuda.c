@@ -173,6 +173,17 @@ static void cuda_stream_close(struct exec_stream *s)
     free(s);
 }
 
+static void *cuda_stream_handle(struct exec_stream *s)
+{
+    return s->stream;
+}
+
+/* A thread begins on device 0, and a library that asks for the device and sets it again would make a context there. */
+static int cuda_thread_enter(struct exec *e)
+{
+    return code_of(cudaSetDevice(e->device));
+}
+
 static int cuda_event_open(struct exec *e, struct exec_event **out, struct error *err)
 {
     *out = NULL;
@@ -495,6 +506,8 @@ const struct exec_driver exec_cuda = {
     .close = cuda_close,
     .stream_open = cuda_stream_open,
     .stream_close = cuda_stream_close,
+    .stream_handle = cuda_stream_handle,
+    .thread_enter = cuda_thread_enter,
     .event_open = cuda_event_open,
     .event_close = cuda_event_close,
     .event_record = cuda_event_record,

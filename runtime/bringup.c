@@ -198,7 +198,7 @@ static void load_send(struct engine *e, struct peer *p)
     if (s->heat_file != NULL && strcmp(s->heat_file, "none") != 0)
         line_text(&w, "heat_file", s->heat_file, strlen(s->heat_file));
     if (e->n_peers > 1)
-        line_key(&w, "link", plan_link_is_ipc(s) ? "ipc" : "socket");
+        line_key(&w, "link", plan_link_word(s));
     line_u64(&w, "epoch", e->epoch);
     int n = line_end(&w);
     p->state = PEER_LOADING;

@@ -25,7 +25,10 @@
 #define LINK_ID_BYTES    8u
 #define CPU_GRANULARITY  4096u
 #define CUDA_GRANULARITY (2 * MIB)
-#define TURNS_MAX        4
+/* Kept on a CUDA card for NCCL: once, and for each neighbour. */
+#define NCCL_BYTES      (448 * MIB)
+#define NCCL_LINK_BYTES (64 * MIB)
+#define TURNS_MAX       4
 /* How unevenly tokens are routed: the k-th hottest expert of a layer gets a share like 1 / sqrt(k). */
 #define ROUTING_SKEW 0.5
 
@@ -162,15 +165,28 @@ bool plan_link_is_ipc(const struct settings *s)
     return s->link != NULL && strcmp(s->link, "ipc") == 0;
 }
 
+static bool link_is_nccl(const struct settings *s)
+{
+    return s->link != NULL && strcmp(s->link, "nccl") == 0;
+}
+
+const char *plan_link_word(const struct settings *s)
+{
+    return link_is_nccl(s) ? "nccl" : plan_link_is_ipc(s) ? "ipc" : "socket";
+}
+
 void plan_card(struct planner_card *out, const struct settings *s, const struct card_setting *card,
                uint64_t free_mib, uint64_t reserve_mib)
 {
+    bool by_nccl = link_is_nccl(s) && card->kind == CARD_CUDA;
     *out = (struct planner_card){
         .free_bytes = free_mib * MIB,
         .reserve_bytes = reserve_mib * MIB,
         .granularity = card->kind == CARD_CUDA ? CUDA_GRANULARITY : CPU_GRANULARITY,
         .has_ring = plan_link_is_ipc(s),
         .tiles_on_host = card->kind == CARD_CUDA,
+        .nccl_bytes = by_nccl ? NCCL_BYTES : 0,
+        .nccl_link_bytes = by_nccl ? NCCL_LINK_BYTES : 0,
         .speed = planner_speeds[card->kind],
     };
     card_label(card, out->label, sizeof out->label);

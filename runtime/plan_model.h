@@ -26,6 +26,8 @@ void plan_card(struct planner_card *out, const struct settings *s, const struct 
                uint64_t free_mib, uint64_t reserve_mib);
 /* Whether stages of one host are to link through memory that both map, where they can: as --link says; auto: they are not. */
 bool plan_link_is_ipc(const struct settings *s);
+/* LOAD's word for how stages are to link: "ipc", "nccl" or "socket". */
+const char *plan_link_word(const struct settings *s);
 
 /* Plan and sizes for these cards, which fit each other: as the split says, or planned where it is "auto"; *attempt is raised
  * until something fits. cards, total_mib: [s->n_cards]. EBB_ENOMEM: nothing fits, with the first attempt's words; what

@@ -117,6 +117,11 @@ static void stage_fill(struct planner_stage *s, const struct planner_model *m,
     uint64_t others = c->tiles_on_host ? 0 : m->link_bytes - ring;
     s->link_bytes =
         n_cards > 1 ? round_up(ring, c->granularity) + round_up(others, c->granularity) : 0;
+    if (c->nccl_bytes > 0 && n_cards > 1) {
+        uint64_t ways = first || last ? 1 : 2;
+        s->link_bytes += c->nccl_bytes + ways * c->nccl_link_bytes +
+                         round_up(ways * m->ring_bytes, c->granularity);
+    }
     s->need_bytes = s->dense_bytes + s->kv_bytes + s->workspace_bytes + s->link_bytes;
     uint64_t given = c->free_bytes > c->reserve_bytes ? c->free_bytes - c->reserve_bytes : 0;
     s->fits = s->need_bytes <= given;

@@ -33,6 +33,8 @@ struct planner_card {
     uint64_t granularity; /* to which the driver rounds fixed blocks up */
     bool has_ring;        /* the stage before maps its ring of tiles, which is a block of its own */
     bool tiles_on_host;   /* all other tiles, and the ids' ones, are in host memory */
+    /* Kept for NCCL, once and for each neighbour, and of each of these a ring in one block of its own; 0: no NCCL. */
+    uint64_t nccl_bytes, nccl_link_bytes;
     struct planner_speed speed;
 };
 

@@ -68,7 +68,7 @@ struct settings {
     char *pin;        /* --pin none|cores|numa|LIST: the processors of CPU cards (protocol/pin.h) */
     char *kernels;    /* --kernels auto|avx512|avx2|reference|float */
     char *kv;         /* --kv f16|q8_0|f32 (float kernels: f32) */
-    char *link;       /* --link auto|ipc|socket: how rows go from a stage to the next */
+    char *link;       /* --link auto|ipc|nccl|socket: how rows go from a stage to the next */
     char *launch;  /* --launch TEMPLATE: how a stage is started; {stage} {host} {card}; "{stage}" */
     char *name;    /* --name: of the control socket; default "ebbtide-<pid>" */
     char *control; /* --control PATH: of the control socket; "none" = no socket; default by name */

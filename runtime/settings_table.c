@@ -235,9 +235,10 @@ const struct setting settings_table[] = {
      .offset = AT(link),
      .value_name = "KIND",
      .default_value = "auto",
-     .choices = "auto|ipc|socket",
+     .choices = "auto|ipc|nccl|socket",
      .help =
-         "how rows go to the next card of a host: ipc: into memory that both map; auto: a socket"},
+         "how rows go to the next card: ipc: into memory that both map, on one host; nccl: from "
+         "GPU to GPU; auto: a socket"},
     {.key = "launch",
      .group = "engine",
      .type = SETTING_TEXT,

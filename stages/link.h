@@ -6,8 +6,9 @@
  * The stage polls the descriptors of poll_fds() and calls service() whenever one is ready or the exec woke it.
  *
  * Drivers: socket (link_socket.c: any pair), ipc (link_ipc.c: cards of one kind on one host, rows go straight into the receiver's
- * ring; it becomes a socket where they cannot); nccl joins behind the same table. Their common inside: link_wire.h.
- * Failure: EBB_EPEER when the other side is gone or breaks the format; the link is then only good for close().
+ * ring; it becomes a socket where they cannot), nccl (link_nccl.c: CUDA cards, also of two hosts; likewise). Their common inside:
+ * link_wire.h.
+ * Failure: EBB_EPEER when the other side is gone or breaks the format; the link is then only good for end() and close().
  */
 #pragma once
 #include <poll.h>
@@ -35,12 +36,13 @@ struct link_tile {
     const void *data; /* rows: [n_rows][row_values] fp32 of the card; ids: host memory */
 };
 
-/* Memory that an end which listens may offer to the stage before it, to put rows in itself: link_memory_bytes() of shared memory. */
+/* A ring of tiles in the card's memory: link_memory_bytes(). ipc: an end which listens offers it to the stage before it, to put rows in
+ * itself. nccl: each end has one, which NCCL reads or writes. */
 struct link_ring {
     const char *kind; /* of the driver that made it: its name, at most 7 characters count */
     void *base;       /* of the card */
     size_t bytes;
-    int fd; /* owned by the stage, names the memory to another process */
+    int fd; /* owned by the stage, names the memory to another process; nccl: -1 */
 };
 
 struct link_settings {
@@ -53,9 +55,11 @@ struct link_settings {
     size_t tiles;     /* buffers in the ring, >= 2 */
     void *
         memory; /* borrowed: link_memory_bytes() of the card, made when the stage made all its memory */
-    /* ipc only, both borrowed: what to offer, and by what to map what is offered; NULL: rows go over the socket. */
+    /* All borrowed; NULL: rows go over the socket. ipc: what to offer, and by what to map what is offered. nccl: its ring, and what the
+     * card is known by. */
     const struct link_ring *ring;
     struct vmm_driver *vmm;
+    const char *card_uuid;
 };
 
 static inline size_t link_payload_bytes(const struct link_settings *s)
@@ -71,23 +75,27 @@ static inline size_t link_memory_bytes(const struct link_settings *s)
 struct link; /* opaque */
 
 struct link_driver {
-    const char *name; /* "socket" | "ipc" */
+    const char *name; /* "socket" | "ipc" | "nccl" */
     /* Waits for one peer at an address of its own making, which only who knows the key may use. host: NULL = this machine only, else
      * the local address that other hosts reach. */
     int (*listen)(struct link **l, const struct link_settings *settings, const char *host,
                   char address[LINK_ADDRESS_MAX], char key[LINK_KEY_MAX], struct error *err);
     int (*connect)(struct link **l, const struct link_settings *settings, const char *address,
                    const char *key, struct error *err);
-    void (*close)(
-        struct link *l); /* NULL is fine; nothing on a stream touches its tiles any more */
+    /* NULL is fine; nothing on a stream of the stage's touches its tiles any more. May wait, unless end() said that it will not. */
+    void (*close)(struct link *l);
+    /* Begins to end a link that is of no use any more, if that has not begun; true: close() waits for nothing. */
+    bool (*end)(struct link *l);
 
     size_t (*poll_fds)(struct link *l, struct pollfd *fds); /* fills at most LINK_POLL_FDS_MAX */
     int (*service)(struct link *l, struct error *err);
     bool (*is_up)(const struct link *l); /* the peer has proved itself */
-    /* By what rows travel once it is up, "socket" or "ipc"; *why (may be NULL): what hindered ipc, "" = nothing did. */
+    /* By what rows travel once it is up, "socket", "ipc" or "nccl"; *why (may be NULL): what hindered its own way, "" = nothing did. */
     const char *(*became)(const struct link *l, const char **why);
     bool (*is_copying)(
         const struct link *l); /* a tile's copy is on a stream: service() comes again */
+    /* After how many ms service(), or end() once it was called, is due though no descriptor says so; -1: descriptors tell everything. */
+    int (*due_ms)(const struct link *l);
 
     /* Sends a copy of the tile, taken when s gets there (s NULL: now, from host memory). EBB_EAGAIN: no credit. */
     int (*send)(struct link *l, const struct link_tile *tile, struct exec_stream *s,
@@ -99,4 +107,4 @@ struct link_driver {
     int (*take)(struct link *l, void *to, struct exec_stream *s, struct error *err);
 };
 
-extern const struct link_driver link_socket, link_ipc;
+extern const struct link_driver link_socket, link_ipc, link_nccl;

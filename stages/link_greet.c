@@ -3,7 +3,8 @@
  * The connector sends "EBBLINK1", the 32 hex digits of the key and its row size; the listener checks them (and, on a unix socket, that
  * the peer runs as the same user), answers "EBBLINK1" and stops listening. "EBBLINKR" in its place asks for a ring that both map; a
  * listener that has one answers with the same word, what the ring is (struct ring_offer) and its descriptor, and waits for a byte: mapped,
- * or refused, and then rows go over the socket. A stranger is turned away and the wait goes on. Abstract
+ * or refused, and then rows go over the socket. "EBBLINKN" asks for NCCL in the same way; the answer brings what a communicator is made
+ * with (struct nccl_offer), both make it, each says with such a byte whether it could, and both did or rows go over the socket. A stranger is turned away and the wait goes on. Abstract
  * names vanish with the process, so nothing is left behind whatever ends it.
  * Threads: the stage's control thread only. Refuses: a second peer, rows of another width.
  */
@@ -17,11 +18,23 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* The second is for a ring that both map: who connects asks for one, who listens offers it. */
+/* The second is for a ring that both map, the third for NCCL: who connects asks for it, who listens offers it. */
 static const char greeting[8] = {'E', 'B', 'B', 'L', 'I', 'N', 'K', '1'},
-                  greeting_ring[8] = {'E', 'B', 'B', 'L', 'I', 'N', 'K', 'R'};
-#define RING_MAPPED  'Y'
-#define RING_REFUSED 'N'
+                  greeting_ring[8] = {'E', 'B', 'B', 'L', 'I', 'N', 'K', 'R'},
+                  greeting_nccl[8] = {'E', 'B', 'B', 'L', 'I', 'N', 'K', 'N'};
+#define OFFER_TAKEN   'Y'
+#define OFFER_REFUSED 'N'
+
+static bool is_greeting(const char got[8], const char wanted[8])
+{
+    return memcmp(got, wanted, 8) == 0;
+}
+
+/* The greeting by which an end asks for what it wants of the other. */
+static const char *greeting_wanted(const struct link *l)
+{
+    return l->nccl != NULL ? greeting_nccl : l->settings.vmm != NULL ? greeting_ring : greeting;
+}
 
 int greet_listen(struct link **out, const struct link_settings *settings, const char *host,
                  char address[LINK_ADDRESS_MAX], char key[LINK_KEY_MAX], struct error *err)
@@ -74,7 +87,6 @@ int greet_connect(struct link **out, const struct link_settings *settings, const
         l->settings.vmm = NULL;
         (void)snprintf(l->why, sizeof l->why, "the stage after is on another host");
     }
-    memcpy(l->hello.greeting, l->settings.vmm != NULL ? greeting_ring : greeting, sizeof greeting);
     memcpy(l->hello.key, key, sizeof l->hello.key);
     l->hello.row_values = settings->row_values;
     *out = l;
@@ -112,23 +124,28 @@ static void stranger_leave(struct link *l)
     l->state = LINK_LISTENING;
 }
 
+/* Offers what the peer asked for. EBB_EAGAIN: this end has no such thing. */
+static int offer_send(struct link *l, struct error *err)
+{
+    if (is_greeting(l->hello.greeting, greeting_nccl) && l->nccl != NULL)
+        return nccl_offer(l, greeting_nccl, err);
+    bool rings = is_greeting(l->hello.greeting, greeting_ring) && l->nccl == NULL;
+    return rings && l->settings.ring != NULL ? ring_offer(l, greeting_ring, err) : EBB_EAGAIN;
+}
+
 /* The peer knows the key: it gets the answer it can have, and nobody else is waited for. */
 static int peer_answer(struct link *l, struct error *err)
 {
-    const struct link_ring *ring = l->settings.ring;
-    bool offers =
-        memcmp(l->hello.greeting, greeting_ring, sizeof greeting_ring) == 0 && ring != NULL;
     if (l->hello.row_values != l->settings.row_values)
         return error_set(err, EBB_EMISMATCH,
                          "link: rows of %zu values wanted, the other stage sends %llu",
                          l->settings.row_values, (unsigned long long)l->hello.row_values);
-    if (offers) {
-        int rc = ring_offer(l, greeting_ring, err);
-        if (rc != 0)
-            return rc;
-    } else if (send(l->fd, greeting, sizeof greeting, MSG_NOSIGNAL) != (ssize_t)sizeof greeting) {
+    int rc = offer_send(l, err);
+    bool offers = rc == 0;
+    if (rc != 0 && rc != EBB_EAGAIN)
+        return rc;
+    if (!offers && send(l->fd, greeting, sizeof greeting, MSG_NOSIGNAL) != (ssize_t)sizeof greeting)
         return wire_gone(err, "greeting");
-    }
     (void)close(l->fd_listen);
     l->fd_listen = -1;
     l->state = offers ? LINK_OFFERED : LINK_UP;
@@ -146,8 +163,9 @@ static int greet_listener(struct link *l, struct error *err)
     if (got >= 0 && l->hello_bytes < sizeof l->hello)
         return 0;
     bool known = got >= 0 &&
-                 (memcmp(l->hello.greeting, greeting, sizeof greeting) == 0 ||
-                  memcmp(l->hello.greeting, greeting_ring, sizeof greeting_ring) == 0) &&
+                 (is_greeting(l->hello.greeting, greeting) ||
+                  is_greeting(l->hello.greeting, greeting_ring) ||
+                  is_greeting(l->hello.greeting, greeting_nccl)) &&
                  memcmp(l->hello.key, l->key, sizeof l->hello.key) == 0;
     if (known)
         return peer_answer(l, err);
@@ -155,18 +173,20 @@ static int greet_listener(struct link *l, struct error *err)
     return 0;
 }
 
-/* Listener: whether the peer could map what was offered. */
+/* Listener: whether the peer takes what was offered. */
 static int verdict_read(struct link *l, struct error *err)
 {
     char verdict;
     ssize_t got = wire_pull(l, &verdict, 1, err);
     if (got <= 0)
         return (int)got;
-    if (verdict != RING_MAPPED && verdict != RING_REFUSED)
+    if (verdict != OFFER_TAKEN && verdict != OFFER_REFUSED)
         return error_set(err, EBB_EPEER, "link: the other side is not an ebbtide stage");
-    if (verdict == RING_MAPPED)
-        ring_use(l, l->settings.ring->base);
     l->state = LINK_UP;
+    if (verdict == OFFER_TAKEN && l->nccl != NULL)
+        nccl_join_begin(l);
+    else if (verdict == OFFER_TAKEN)
+        ring_use(l, l->settings.ring->base);
     return 0;
 }
 
@@ -198,26 +218,30 @@ static ssize_t answer_pull(struct link *l, struct error *err)
     return got > 0 ? got : wire_gone(err, "reading");
 }
 
-/* Connector: maps the ring that was offered, or says that rows go over the socket. */
+/* Connector: takes what was offered, or says that rows go over the socket. */
 static int offer_take(struct link *l, struct error *err)
 {
     struct error why = {0};
-    bool mapped = ring_map(l, &l->answer.offer, &why) == 0;
-    char verdict = mapped ? RING_MAPPED : RING_REFUSED;
+    bool taken = (l->nccl != NULL ? nccl_check(l, &l->nccl_offer, &why)
+                                  : ring_map(l, &l->answer.offer, &why)) == 0;
+    char verdict = taken ? OFFER_TAKEN : OFFER_REFUSED;
     if (l->fd_ring >= 0)
         (void)close(l->fd_ring);
     l->fd_ring = -1;
     (void)snprintf(l->why, sizeof l->why, "%.150s", why.text);
     if (send(l->fd, &verdict, 1, MSG_NOSIGNAL) != 1)
         return wire_gone(err, "greeting");
-    if (mapped)
-        ring_use(l, l->mapped.base);
     l->state = LINK_UP;
+    if (taken && l->nccl != NULL)
+        nccl_join_begin(l);
+    else if (taken)
+        ring_use(l, l->mapped.base);
     return 0;
 }
 
 static int hello_send(struct link *l, struct error *err)
 {
+    memcpy(l->hello.greeting, greeting_wanted(l), sizeof l->hello.greeting);
     int failure = 0;
     socklen_t n = sizeof failure;
     if (getsockopt(l->fd, SOL_SOCKET, SO_ERROR, &failure, &n) == 0 && failure != 0)
@@ -234,20 +258,26 @@ static int hello_send(struct link *l, struct error *err)
 
 static int answer_read(struct link *l, struct error *err)
 {
-    ssize_t got = answer_pull(l, err);
+    size_t head = sizeof greeting;
+    size_t whole = l->nccl != NULL ? head + sizeof l->nccl_offer : sizeof l->answer;
+    ssize_t got = l->nccl != NULL && l->answer_bytes >= head
+                      ? wire_pull(l, (char *)&l->nccl_offer + (l->answer_bytes - head),
+                                  whole - l->answer_bytes, err)
+                      : answer_pull(l, err);
     if (got <= 0)
         return (int)got;
     l->answer_bytes += (size_t)got;
-    if (l->answer_bytes < sizeof greeting)
+    if (l->answer_bytes < head)
         return 0;
-    bool offered = l->settings.vmm != NULL &&
-                   memcmp(l->answer.greeting, greeting_ring, sizeof greeting_ring) == 0;
-    if (!offered && memcmp(l->answer.greeting, greeting, sizeof greeting) != 0)
+    const char *wanted = greeting_wanted(l);
+    bool offered = wanted != greeting && is_greeting(l->answer.greeting, wanted);
+    if (!offered && !is_greeting(l->answer.greeting, greeting))
         return error_set(err, EBB_EPEER, "link: the other side is not an ebbtide stage");
     if (offered)
-        return l->answer_bytes == sizeof l->answer ? offer_take(l, err) : 0;
-    if (l->settings.vmm != NULL)
-        (void)snprintf(l->why, sizeof l->why, "the stage after offers no ring");
+        return l->answer_bytes == whole ? offer_take(l, err) : 0;
+    if (wanted != greeting)
+        (void)snprintf(l->why, sizeof l->why, "the stage after offers no %s",
+                       l->nccl != NULL ? "NCCL" : "ring");
     l->state = LINK_UP;
     return 0;
 }
@@ -271,7 +301,11 @@ int greet_service(struct link *l, struct error *err)
         rc = greet_listener(l, err);
     if (rc == 0 && l->state == LINK_OFFERED)
         rc = verdict_read(l, err);
-    if (rc == 0 && !l->is_listener)
-        rc = l->state == LINK_CONNECTING ? hello_send(l, err) : answer_read(l, err);
+    if (rc == 0 && !l->is_listener && l->state == LINK_CONNECTING)
+        rc = hello_send(l, err);
+    else if (rc == 0 && !l->is_listener && l->state == LINK_GREETING)
+        rc = answer_read(l, err);
+    if (rc == 0 && l->state == LINK_JOINING)
+        rc = nccl_join(l, err);
     return rc;
 }

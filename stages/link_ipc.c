@@ -64,7 +64,7 @@ void ring_use(struct link *l, void *base)
 {
     for (size_t i = 0; i < l->settings.tiles; i++)
         l->tiles[i].payload = (unsigned char *)base + i * l->payload_max;
-    l->is_shared = true;
+    l->is_beside = true;
 }
 
 int ring_credits_take(struct link *l, struct error *err)
@@ -107,7 +107,7 @@ static const char *ipc_became(const struct link *l, const char **why)
 {
     if (why != NULL)
         *why = l->why;
-    return l->is_shared ? "ipc" : "socket";
+    return l->is_beside ? "ipc" : "socket";
 }
 
 static int ipc_service(struct link *l, struct error *err)
@@ -121,11 +121,13 @@ const struct link_driver link_ipc = {
     .listen = greet_listen,
     .connect = greet_connect,
     .close = wire_close,
+    .end = wire_end,
     .poll_fds = ipc_poll_fds,
     .service = ipc_service,
     .is_up = ipc_is_up,
     .became = ipc_became,
     .is_copying = wire_is_copying,
+    .due_ms = wire_due_ms,
     .send = wire_send,
     .peek = wire_peek,
     .take = wire_take,

@@ -8,6 +8,7 @@ static struct link_settings plain(const struct link_settings *settings)
     struct link_settings s = *settings;
     s.ring = NULL;
     s.vmm = NULL;
+    s.card_uuid = NULL;
     return s;
 }
 
@@ -54,11 +55,13 @@ const struct link_driver link_socket = {
     .listen = socket_listen,
     .connect = socket_connect,
     .close = wire_close,
+    .end = wire_end,
     .poll_fds = socket_poll_fds,
     .service = socket_service,
     .is_up = socket_is_up,
     .became = socket_became,
     .is_copying = wire_is_copying,
+    .due_ms = wire_due_ms,
     .send = wire_send,
     .peek = wire_peek,
     .take = wire_take,

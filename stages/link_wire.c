@@ -2,8 +2,8 @@
  *
  * The wire is frames: struct frame_header, then the payload. Both ends are little-endian machines. Nothing of a frame is believed before
  * it is checked. The ring is the credit: the receiver stops reading when its ring is full, the kernel's buffers fill, the sender's ring
- * fills, send() says EBB_EAGAIN. Where the ring is shared (link_ipc.c) the payload is there already: frames are headers only, and credits
- * come back as bytes. Threads: the stage's control thread only. Refuses: frames larger than a tile.
+ * fills, send() says EBB_EAGAIN. Where rows travel beside the socket (link_ipc.c, link_nccl.c) frames are headers only, and credits come
+ * back as bytes. Threads: the stage's control thread only. Refuses: frames larger than a tile.
  */
 #include "stages/link_wire.h"
 
@@ -78,7 +78,7 @@ static struct tile_buffer *next_to_send(struct link *l)
 
 static size_t bytes_on_wire(const struct link *l, const struct tile_buffer *t)
 {
-    return sizeof t->header + (l->is_shared ? 0 : t->header.payload_bytes);
+    return sizeof t->header + (l->is_beside ? 0 : t->header.payload_bytes);
 }
 
 void wire_oldest_drop(struct link *l)
@@ -156,7 +156,7 @@ static int receive_frames(struct link *l, struct error *err)
         if (rc != 0)
             return rc;
         if (l->wire_bytes >= head && l->wire_bytes == bytes_on_wire(l, t)) {
-            t->state = TILE_READY;
+            t->state = wire_is_by_nccl(l) ? TILE_ANNOUNCED : TILE_READY;
             l->receiving = false;
         }
     }
@@ -177,7 +177,7 @@ static int send_frames(struct link *l, struct error *err)
         if (l->wire_bytes < total)
             continue;
         l->wire_bytes = 0;
-        if (l->is_shared)
+        if (l->is_beside)
             t->state = TILE_SENT;
         else
             wire_oldest_drop(l);
@@ -185,10 +185,11 @@ static int send_frames(struct link *l, struct error *err)
     return 0;
 }
 
-/* Tiles whose stream copy is done: ready for the wire when sending, free when receiving. */
+/* Tiles whose stream copy is done: ready for the wire when sending, free when receiving. What NCCL sends is ready before. */
 static int settle_copies(struct link *l, struct error *err)
 {
-    for (size_t i = 0; i < l->n_used; i++) {
+    bool by_nccl = wire_is_by_nccl(l) && !l->is_listener;
+    for (size_t i = 0; i < l->n_used && !by_nccl; i++) {
         struct tile_buffer *t = ring_at(l, i);
         if (t->state != TILE_COPYING)
             continue;
@@ -203,18 +204,32 @@ static int settle_copies(struct link *l, struct error *err)
         wire_oldest_drop(l);
         l->n_owed++;
     }
-    return l->is_listener && l->is_shared ? ring_credits_pay(l, err) : 0;
+    return l->is_listener && l->is_beside ? ring_credits_pay(l, err) : 0;
 }
 
 bool wire_is_copying(const struct link *l)
 {
-    for (size_t i = 0; i < l->n_used; i++)
-        if (l->tiles[(l->first + i) % l->settings.tiles].state == TILE_COPYING)
+    for (size_t i = 0; i < l->n_used; i++) {
+        enum tile_state state = l->tiles[(l->first + i) % l->settings.tiles].state;
+        if (state == TILE_COPYING || state == TILE_ARRIVING)
             return true;
+    }
     return false;
 }
 
-/* Without a shared ring the sending side reads nothing after the greeting; an end of stream is how it learns that the peer died. */
+bool wire_end(struct link *l)
+{
+    (void)l;
+    return true;
+}
+
+int wire_due_ms(const struct link *l)
+{
+    (void)l;
+    return -1;
+}
+
+/* Where rows go over the socket the sending side reads nothing after the greeting; an end of stream is how it learns that the peer died. */
 static int watch_end(struct link *l, struct error *err)
 {
     char byte;
@@ -242,7 +257,7 @@ int wire_service(struct link *l, struct error *err)
     int rc = settle_copies(l, err);
     if (rc != 0 || l->is_listener)
         return rc != 0 ? rc : receive_frames(l, err);
-    rc = l->is_shared ? ring_credits_take(l, err) : watch_end(l, err);
+    rc = l->is_beside ? ring_credits_take(l, err) : watch_end(l, err);
     return rc != 0 ? rc : send_frames(l, err);
 }
 
@@ -265,7 +280,7 @@ int wire_send(struct link *l, const struct link_tile *tile, struct exec_stream *
                                       .step = tile->step};
     if (s == NULL) {
         memcpy(t->payload, tile->data, t->header.payload_bytes);
-        t->state = TILE_READY;
+        t->state = wire_is_by_nccl(l) ? TILE_COPYING : TILE_READY;
     } else {
         int rc = l->settings.exec->copy(s, t->payload, tile->data, t->header.payload_bytes);
         if (rc == 0)

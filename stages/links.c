@@ -2,20 +2,14 @@
  *
  * A LINK of a higher epoch means that some stage was lost: the old links, the queue and every sequence go, at a boundary after all that
  * is on the stream. Lines that arrive in between wait (deferred). A link that fails is closed and said in the log; the coordinator, who
- * sees the lost stage itself, makes new ones. The memory of the tiles belongs to the stage and outlives every link.
+ * sees the lost stage itself, makes new ones.
  */
 #include "stages/stage.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static const char *const way_key[LINK_N_WAYS] = {"in", "out", "back-in", "back-out"};
-
-static bool is_back(enum link_way way)
-{
-    return way == LINK_BACK_IN || way == LINK_BACK_OUT;
-}
 
 static void link_drop(struct stage *s, enum link_way way)
 {
@@ -23,6 +17,16 @@ static void link_drop(struct stage *s, enum link_way way)
         s->link_driver->close(s->links[way]);
     s->links[way] = NULL;
     s->link_told[way] = s->link_failed[way] = false;
+}
+
+/* What is of no use any more begins to end, without waiting. */
+static bool link_end(struct stage *s, enum link_way way)
+{
+    if (s->links[way] == NULL)
+        return true;
+    link_room_give(s);
+    s->link_failed[way] = true;
+    return s->link_driver->end(s->links[way]);
 }
 
 /* The link, if it works. */
@@ -40,100 +44,24 @@ void links_close(struct stage *s)
     s->n_deferred = s->n_outbox = 0;
 }
 
-static struct link_settings settings_for(const struct stage *s, enum link_way way)
-{
-    size_t rows = s->queue.rows_max < LINK_TILE_ROWS ? s->queue.rows_max : LINK_TILE_ROWS;
-    struct link_settings all = {.exec = s->platform->exec,
-                                .card = s->card,
-                                .epoch = s->epoch,
-                                .row_values = s->model->geometry.d_model,
-                                .tile_rows = rows,
-                                .tiles = LINK_TILES};
-    size_t at = 0;
-    if (s->link_ring.base != NULL && way == LINK_IN)
-        all.ring = &s->link_ring;
-    if (all.ring != NULL && s->link_shared == NULL) {
-        all.memory = s->link_ring.base; /* the control thread reaches it: should it be a socket */
-        return all;
-    }
-    for (int w = s->link_ring.base != NULL && s->link_shared == NULL ? LINK_OUT : LINK_IN;
-         w < (int)way; w++) { /* the ways lie behind one another in link_memory */
-        struct link_settings before = all;
-        before.row_values = is_back((enum link_way)w) ? 0 : all.row_values;
-        at += link_memory_bytes(&before);
-    }
-    if (is_back(way))
-        all.row_values = 0;
-    unsigned char *base = s->link_shared != NULL ? s->link_shared : s->link_memory.base;
-    all.memory = base != NULL ? base + at : NULL;
-    return all;
-}
-
-/* A device's ring is no place for the control thread, which needs one of its own should the link be a socket. */
-size_t links_memory_bytes(const struct stage *s)
-{
-    struct link_settings last = settings_for(s, LINK_BACK_OUT), rows = settings_for(s, LINK_IN);
-    bool only_out = s->link_ring.base != NULL && !s->platform->exec->is_device;
-    return (only_out ? 1 : 2) * link_memory_bytes(&rows) + 2 * link_memory_bytes(&last);
-}
-
-/* What a card that cannot share memory lacks is no error: the link is a socket then. */
-static int ring_open(struct stage *s, struct error *err)
-{
-    struct link_settings in = settings_for(s, LINK_IN);
-    struct error why = {0};
-    int fd = -1;
-    int rc =
-        fixed_block_open_shared(&s->link_memory_in, &s->memory, link_memory_bytes(&in), &fd, &why);
-    if (rc == EBB_ENOMEM) {
-        *err = why;
-        return rc;
-    }
-    if (rc != 0) {
-        stage_log("stage %u: link: socket, not ipc: %s", s->load.stage, why.text);
-        return 0;
-    }
-    s->link_ring = (struct link_ring){.kind = s->memory.name,
-                                      .base = s->link_memory_in.base,
-                                      .bytes = s->link_memory_in.bytes,
-                                      .fd = fd};
-    return 0;
-}
-
-/* Tiles go through sockets, so a device's are where the control thread sees them. */
-int links_memory_open(struct stage *s, struct error *err)
-{
-    const struct exec_driver *exec = s->platform->exec;
-    s->link_driver = s->platform->links[0];
-    for (size_t i = 0; s->load.ipc && s->platform->links[i] != NULL; i++)
-        if (strcmp(s->platform->links[i]->name, "ipc") == 0)
-            s->link_driver = s->platform->links[i];
-    int rc = s->load.ipc && s->load.stage > 0 ? ring_open(s, err) : 0;
-    if (rc != 0)
-        return rc;
-    return exec->is_device
-               ? exec->shared_alloc(s->card, links_memory_bytes(s), &s->link_shared, err)
-               : fixed_block_open(&s->link_memory, &s->memory, links_memory_bytes(s), err);
-}
-
-void links_memory_close(struct stage *s)
-{
-    if (s->link_shared != NULL)
-        s->platform->exec->shared_free(s->card, s->link_shared);
-    s->link_shared = NULL;
-    fixed_block_close(&s->link_memory);
-    if (s->link_ring.base != NULL)
-        (void)close(s->link_ring.fd);
-    s->link_ring = (struct link_ring){0};
-    fixed_block_close(&s->link_memory_in);
-}
-
 bool links_are_copying(const struct stage *s)
 {
     bool copying = false;
     for (int way = 0; way < LINK_N_WAYS; way++)
-        copying = copying || (s->links[way] != NULL && s->link_driver->is_copying(s->links[way]));
+        copying = copying || (live(s, (enum link_way)way) != NULL &&
+                              s->link_driver->is_copying(s->links[way]));
     return copying;
+}
+
+int links_due_ms(const struct stage *s)
+{
+    int due = -1;
+    for (int way = 0; way < LINK_N_WAYS; way++) {
+        int ms = s->links[way] != NULL ? s->link_driver->due_ms(s->links[way]) : -1;
+        if (ms >= 0 && (due < 0 || ms < due))
+            due = ms;
+    }
+    return due;
 }
 
 /* key: of who listens; became: by what rows travel, of who is connected. */
@@ -163,11 +91,14 @@ static int link_make(struct stage *s, enum link_way way, const struct message *m
     if (rc != 0 && rc != EBB_ENOENT)
         return rc;
     host[n_host] = '\0';
-    struct link_settings settings = settings_for(s, way);
-    settings.vmm = s->load.ipc && way == LINK_OUT ? &s->memory : NULL;
+    struct link_settings settings = link_settings_for(s, way);
+    settings.vmm = s->link_driver == &link_ipc && way == LINK_OUT ? &s->memory : NULL;
+    settings.card_uuid = s->link_driver == &link_nccl && !link_is_back(way) ? s->card_uuid : NULL;
     if (s->links[way] != NULL)
         return error_set(err, EBB_EBUSY, "LINK %s: epoch %u has this link already", way_key[way],
                          s->epoch);
+    if (settings.card_uuid != NULL)
+        link_room_give(s);
     if (way == LINK_IN || way == LINK_BACK_IN) {
         char address[LINK_ADDRESS_MAX];
         if (strcmp(value, "listen") != 0)
@@ -220,6 +151,11 @@ static int link_line(struct stage *s, const struct message *m, struct error *err
 
 void links_deferred(struct stage *s)
 {
+    bool ended = true;
+    for (int way = 0; s->n_deferred > 0 && way < LINK_N_WAYS; way++)
+        ended = link_end(s, (enum link_way)way) && ended;
+    if (!ended)
+        return;
     for (size_t i = 0; i < s->n_deferred; i++) {
         struct message m;
         struct error err = {0};
@@ -284,7 +220,7 @@ static void outbox_flush(struct stage *s)
     size_t done = 0;
     while (done < s->n_outbox && live(s, LINK_BACK_OUT) != NULL) {
         size_t n = 1;
-        struct link_settings set = settings_for(s, LINK_BACK_OUT);
+        struct link_settings set = link_settings_for(s, LINK_BACK_OUT);
         while (done + n < s->n_outbox && n < set.tile_rows &&
                s->outbox_step[done + n] == s->outbox_step[done])
             n++;
@@ -303,6 +239,17 @@ static void outbox_flush(struct stage *s)
     s->n_outbox -= done;
 }
 
+/* None begins or ends. */
+static bool links_are_settled(const struct stage *s)
+{
+    bool settled = true;
+    for (int way = 0; way < LINK_N_WAYS; way++)
+        if (s->links[way] != NULL)
+            settled = settled && (s->link_failed[way] ? s->link_driver->end(s->links[way])
+                                                      : s->link_driver->is_up(s->links[way]));
+    return settled;
+}
+
 void links_service(struct stage *s)
 {
     for (int way = 0; way < LINK_N_WAYS; way++) {
@@ -312,18 +259,20 @@ void links_service(struct stage *s)
         int rc = s->link_driver->service(s->links[way], &err);
         if (rc != 0) {
             stage_log("stage %u: link %s: %s", s->load.stage, way_key[way], err.text);
-            s->link_failed[way] = true;
+            (void)link_end(s, (enum link_way)way);
         } else if (!s->link_told[way] && (way == LINK_OUT || way == LINK_BACK_OUT) &&
                    s->link_driver->is_up(s->links[way])) {
             const char *why = "";
             const char *became = s->link_driver->became(s->links[way], &why);
             s->link_told[way] = true;
             if (why[0] != '\0')
-                stage_log("stage %u: link %s: %s, not ipc: %s", s->load.stage, way_key[way], became,
-                          why);
+                stage_log("stage %u: link %s: %s, not %s: %s", s->load.stage, way_key[way], became,
+                          s->link_driver->name, why);
             say_linked(s, (enum link_way)way, "ok", NULL, became);
         }
     }
+    if (links_are_settled(s))
+        link_room_settle(s);
     take_ids(s);
     outbox_flush(s);
 }
@@ -379,7 +328,8 @@ int links_take_rows(struct stage *s, const struct item *item, struct error *err)
 int links_send_rows(struct stage *s, const struct item *item, struct error *err)
 {
     struct link *out = live(s, LINK_OUT);
-    size_t d_model = s->model->geometry.d_model, rows_max = settings_for(s, LINK_OUT).tile_rows;
+    size_t d_model = s->model->geometry.d_model,
+           rows_max = link_settings_for(s, LINK_OUT).tile_rows;
     while (s->run.n_sent < item->n_rows) {
         size_t n =
             item->n_rows - s->run.n_sent < rows_max ? item->n_rows - s->run.n_sent : rows_max;

@@ -58,7 +58,7 @@ static int read_kv(const char *name, enum kv_type *kv, struct error *err)
 static int read_names(const struct message *m, struct load_settings *l, struct error *err)
 {
     size_t n = 0;
-    const char *kernels = message_key(m, "kernels"), *link = message_key(m, "link");
+    const char *kernels = message_key(m, "kernels");
     int rc = message_text(m, "model", l->model, sizeof l->model - 1, &n, err);
     if (rc == EBB_ENOENT)
         return error_set(err, EBB_EINVAL, "LOAD: wants model=<file>");
@@ -71,10 +71,9 @@ static int read_names(const struct message *m, struct load_settings *l, struct e
     if (kernels != NULL && strlen(kernels) >= sizeof l->kernels)
         return error_set(err, EBB_EINVAL, "kernels: no set is called %.40s", kernels);
     (void)snprintf(l->kernels, sizeof l->kernels, "%s", kernels != NULL ? kernels : "auto");
-    if (link != NULL && strcmp(link, "ipc") != 0 && strcmp(link, "socket") != 0)
-        return error_set(err, EBB_EINVAL, "link: ipc or socket wanted, got %.40s", link);
-    l->ipc = link != NULL && strcmp(link, "ipc") == 0;
-    rc = optional(message_text(m, "heat_file", l->heat_file, sizeof l->heat_file - 1, &n, err));
+    rc = link_want_read(message_key(m, "link"), &l->link, err);
+    if (rc == 0)
+        rc = optional(message_text(m, "heat_file", l->heat_file, sizeof l->heat_file - 1, &n, err));
     if (rc == 0)
         rc = read_kv(message_key(m, "kv"), &l->kv, err);
     return rc != 0 ? rc : read_fingerprint(m, &l->fingerprint, err);

@@ -40,6 +40,8 @@ struct platform {
     const struct kernel_set *(*kernels)(const char *name, struct error *err);
     const struct miss_ops *misses; /* NULL: what is not on the card is not shared with the host */
     const struct link_driver *const *links; /* NULL-terminated; the first is the default */
+    uint64_t nccl_bytes,
+        nccl_link_bytes; /* what NCCL takes of the card at most: once, and for each link */
 };
 
 /* The whole program: reads lines from stdin, answers on stdout, logs on stderr. Returns the exit status. */

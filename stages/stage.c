@@ -206,6 +206,28 @@ static bool work_is_out(const struct stage *s)
     return s->run.busy || s->experts.n_uploading > 0 || links_are_copying(s);
 }
 
+static void sooner(int *timeout, int ms)
+{
+    if (ms >= 0 && (*timeout < 0 || *timeout > ms))
+        *timeout = ms;
+}
+
+/* How long the loop may sleep where no descriptor would wake it, in ms; -1: for ever. */
+static int loop_timeout(const struct stage *s, bool wakes)
+{
+    /* Loading with nothing out: the next piece can go. */
+    bool ready = s->state == STAGE_LOADING && !s->run.busy && s->experts.n_uploading == 0;
+    if (ready || (!wakes && (work_is_out(s) || run_awaits_input(s))))
+        return 0;
+    int timeout = yield_timeout(s);
+    sooner(&timeout, links_due_ms(s));
+    if (s->refill.limited && experts_is_filling(&s->experts))
+        sooner(&timeout, REFILL_POLL_MS); /* nothing else would tell that the bus may be had */
+    if (s->turn.asked_us != 0)
+        sooner(&timeout, TURN_POLL_MS);
+    return timeout;
+}
+
 static void loop_once(struct stage *s)
 {
     struct pollfd fds[3 + LINK_N_WAYS * LINK_POLL_FDS_MAX];
@@ -218,17 +240,9 @@ static void loop_once(struct stage *s)
     if (wake >= 0)
         fds[n++] = (struct pollfd){.fd = wake, .events = POLLIN};
     n += links_poll_fds(s, fds + n, sizeof fds / sizeof fds[0] - n);
-    /* Loading with nothing out: the next piece can go. */
-    bool ready = s->state == STAGE_LOADING && !s->run.busy && s->experts.n_uploading == 0;
     if (s->run.phase == RUN_IDLE && queue_first(&s->queue) == NULL && s->trace.n_used > 0)
         trace_flush(&s->trace);
-    bool watches = wake < 0 && (work_is_out(s) || run_awaits_input(s));
-    int timeout = ready || watches ? 0 : yield_timeout(s);
-    if ((timeout < 0 || timeout > REFILL_POLL_MS) && s->refill.limited &&
-        experts_is_filling(&s->experts))
-        timeout = REFILL_POLL_MS; /* nothing else would tell that the bus may be had */
-    if (timeout != 0 && s->turn.asked_us != 0)
-        timeout = TURN_POLL_MS;
+    int timeout = loop_timeout(s, wake >= 0);
     if (poll(fds, (nfds_t)n, timeout) < 0 && errno != EINTR) {
         error_set(&err, EBB_EIO, "poll: %s", strerror(errno));
         stage_fail(s, &err);

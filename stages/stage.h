@@ -9,7 +9,7 @@
  *   stage.c   the loop and the program        load.c   LOAD, HELD, GO, RELEASE        links.c  LINK, tiles and ids
  *   queue.c   ROWS, STEP, FORK, DROP, CANCEL  run.c    executes the queue              vram.c   VRAM, STAT, LEDGER
  *   others.c  HOLDERS, host memory            yield.c  gives way to foreign memory    turn.c   one of a card's stages at a time
- *   budget.c  CREDIT: what KV takes from the expert cache and gives back
+ *   budget.c  CREDIT: what KV takes from the expert cache and gives back          link_room.c  memory that NCCL takes
  */
 #pragma once
 #include "protocol/channel.h"
@@ -39,6 +39,8 @@
 
 enum stage_state { STAGE_EMPTY, STAGE_HELD, STAGE_LOADING, STAGE_SERVING };
 
+enum link_want { LINK_BY_SOCKET, LINK_BY_IPC, LINK_BY_NCCL }; /* LOAD link= */
+
 struct load_settings {
     char model[4096], trace[4096]; /* trace: "" = none is made */
     uint64_t fingerprint;          /* 0 = not checked */
@@ -50,7 +52,7 @@ struct load_settings {
     char kernels[16];
     char heat_file[4096]; /* "": none */
     enum kv_type kv;
-    bool ipc; /* link=ipc */
+    enum link_want link;
     uint32_t miss_threads;
     bool miss_threads_given; /* else: as many as processors that may be used, but for two */
     int miss_percent;        /* of absent experts, or MISS_SHARE_AUTO */
@@ -119,6 +121,15 @@ enum kv_moving { KV_STILL, KV_GROWS, KV_SHRINKS };
 
 enum link_way { LINK_IN, LINK_OUT, LINK_BACK_IN, LINK_BACK_OUT, LINK_N_WAYS };
 
+/* Memory of the card for a library that takes it by itself (link_room.c). */
+struct link_room {
+    uint64_t bytes; /* to be kept for it in all; 0: none */
+    uint64_t taken_bytes;
+    struct fixed_block block; /* what it has not taken */
+    bool is_given;            /* it may take now; foreign_bytes: before */
+    uint64_t foreign_bytes;
+};
+
 struct vram_pending {
     bool to_start, is_own; /* own: yield.c's, without a receipt */
     uint64_t reserve_mib, arrived_us;
@@ -156,8 +167,10 @@ struct stage {
     struct registration registration;
     struct fixed_block link_memory; /* of the tiles; a device's are in link_shared */
     void *link_shared;
-    struct fixed_block link_memory_in; /* with link=ipc: the ring that the stage before maps */
-    struct link_ring link_ring;        /* the same, to offer; without one its base is NULL */
+    struct fixed_block
+        link_memory_in; /* link=ipc: the ring that the stage before maps; nccl: both ways' rings */
+    struct link_ring link_rings[2]; /* of in and out, in there; without one its base is NULL */
+    struct link_room link_room;
     size_t n_layers;
     uint64_t load_started_us, load_done_bytes, load_total_bytes, load_told_bytes;
 
@@ -216,18 +229,31 @@ void link_command(struct stage *s, const struct message *m,
 void links_close(struct stage *s);
 size_t links_poll_fds(struct stage *s, struct pollfd *fds, size_t max);
 void links_service(struct stage *s);
-bool links_are_copying(const struct stage *s);    /* tiles, on the compute stream */
-size_t links_memory_bytes(const struct stage *s); /* of the ways, a device's ring not counted */
-/* Makes it, and chooses by what driver rows travel. */
-int links_memory_open(struct stage *s, struct error *err);
-void links_memory_close(struct stage *s); /* after links_close() */
-void links_deferred(struct stage *s);     /* at a boundary: LINK lines that had to wait for one */
+bool links_are_copying(const struct stage *s); /* tiles, on a stream */
+int links_due_ms(const struct stage *s);       /* links_service() by then; -1: a descriptor tells */
+void links_deferred(struct stage *s); /* at a boundary: LINK lines that had to wait for one */
 /* Tiles of step's rows into hidden; advances run.n_arrived. */
 int links_take_rows(struct stage *s, const struct item *item, struct error *err);
 /* Sends rows of hidden from run.n_sent on, as far as there is credit. 1 = all sent. */
 int links_send_rows(struct stage *s, const struct item *item, struct error *err);
 void links_send_ids(struct stage *s, uint64_t step, const int32_t *rows, const int32_t *ids,
                     size_t n);
+
+/* link_memory.c */
+int link_want_read(const char *name, enum link_want *want, struct error *err);
+bool link_is_back(enum link_way way);
+struct link_settings link_settings_for(const struct stage *s, enum link_way way);
+size_t links_memory_bytes(const struct stage *s); /* of the ways, a device's rings not counted */
+/* Makes it, and chooses by what driver rows travel. */
+int links_memory_open(struct stage *s, struct error *err);
+void links_memory_close(struct stage *s); /* after links_close() */
+
+/* link_room.c */
+int link_room_open(struct stage *s, uint64_t bytes, struct error *err);
+void link_room_give(struct stage *s);   /* links begin or end: NCCL may take and give */
+void link_room_settle(struct stage *s); /* none of them does any more */
+void link_room_close(struct stage *s);
+
 void sampled_remember(struct stage *s, uint64_t step, int32_t row, int32_t id);
 bool sampled_find(const struct stage *s, uint64_t step, uint32_t row, int32_t *id);
 

@@ -317,7 +317,8 @@ void ledger_read(struct stage *s, struct ledger *out)
     out->owned_bytes[LEDGER_KV] = kv_bytes(s);
     out->owned_bytes[LEDGER_CACHE] = experts_n_held(&s->experts) * s->experts.pool.segment_bytes;
     out->owned_bytes[LEDGER_WORKSPACE] = s->forward.memory.bytes;
-    out->owned_bytes[LEDGER_LINK] = s->link_memory.bytes + s->link_memory_in.bytes;
+    out->owned_bytes[LEDGER_LINK] = s->link_memory.bytes + s->link_memory_in.bytes +
+                                    s->link_room.block.bytes + s->link_room.taken_bytes;
     out->owned_bytes[LEDGER_CONTEXT] = mem.context_bytes;
     out->foreign_bytes = mem.foreign_bytes;
     out->free_bytes = mem.free_bytes;

@@ -4,14 +4,47 @@
  * GPU, while the CPU's kernels compute: so what is the stage's own in these paths is held to the same tokens on any machine.
  * DEVICE_STAGE_MOVE_US makes moves of experts between slots take that long.
  * DEVICE_STAGE_WAKES=0 also takes the wake descriptor away, so that the stage polls. DEVICE_STAGE_KV_F16=1: keys and values are half
- * floats or the card is refused, as on a GPU. DEVICE_STAGE_WAIT_US makes every wait for the host's share of a layer's experts that long.
+ * floats or the card is refused, as on a GPU. DEVICE_STAGE_WAIT_US makes every wait for the host's share of a layer's experts that long. NCCL
+ * is tests/fake_nccl.c; what it says that it takes of the card is missing there, and the card's driver calls it foreign until it is adopted.
  */
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include "stages/platform.h"
 
+#define NCCL_BYTES      ((uint64_t)2 << 20) /* kept for it, and for each of its links */
+#define NCCL_LINK_BYTES ((uint64_t)1 << 20)
+
 static struct exec_driver device;
+static struct vmm_driver host;
+static _Atomic long library_bytes; /* that the library holds */
+static int64_t adopted_bytes;
+
+/* For the library to tell. */
+void device_stage_library_bytes(long bytes);
+void device_stage_library_bytes(long bytes)
+{
+    atomic_fetch_add(&library_bytes, bytes);
+}
+
+static int memory(struct vmm_driver *d, struct vmm_memory *out, struct error *err)
+{
+    int rc = host.memory(d, out, err);
+    int64_t taken = atomic_load(&library_bytes);
+    if (rc == 0) {
+        out->free_bytes -= (uint64_t)taken;
+        out->own_bytes += (uint64_t)adopted_bytes;
+        out->foreign_bytes += (uint64_t)(taken - adopted_bytes);
+    }
+    return rc;
+}
+
+static void adopt(struct vmm_driver *d, int64_t bytes)
+{
+    (void)d;
+    adopted_bytes += bytes;
+}
 
 static void wait_job(const void *args, struct exec_cpu_worker *w)
 {
@@ -59,7 +92,13 @@ static int memory_open(struct vmm_driver *d, const struct platform_card *card, s
     struct vmm_host_settings settings = {.device = card->device,
                                          .capacity_bytes = card->capacity_bytes,
                                          .name_space = card->name_space};
-    return vmm_driver_host_open(d, &settings, err);
+    int rc = vmm_driver_host_open(d, &settings, err);
+    host = *d;
+    if (rc == 0) {
+        d->memory = memory;
+        d->adopt = adopt;
+    }
+    return rc;
 }
 
 static int describe(const struct platform_card *card, char *name, size_t name_max, char *uuid,
@@ -73,7 +112,7 @@ static int describe(const struct platform_card *card, char *name, size_t name_ma
 
 int main(int argc, char **argv)
 {
-    static const struct link_driver *const links[] = {&link_socket, &link_ipc, NULL};
+    static const struct link_driver *const links[] = {&link_socket, &link_ipc, &link_nccl, NULL};
     const char *wakes = getenv("DEVICE_STAGE_WAKES"), *f16 = getenv("DEVICE_STAGE_KV_F16");
     struct miss_ops misses = miss_ops_cpu;
     if (getenv("DEVICE_STAGE_WAIT_US") != NULL)
@@ -90,6 +129,8 @@ int main(int argc, char **argv)
                                        .exec = &device,
                                        .kernels = kernels,
                                        .misses = &misses,
-                                       .links = links};
+                                       .links = links,
+                                       .nccl_bytes = NCCL_BYTES,
+                                       .nccl_link_bytes = NCCL_LINK_BYTES};
     return stage_main(&pretended, argc, argv);
 }

@@ -53,6 +53,9 @@ struct vmm_driver {
      * knows; *n = 0: nobody, or there is nobody to ask. Best effort: what they hold need not add up to foreign_bytes. */
     int (*holders)(struct vmm_driver *d, struct vmm_holder *out, size_t *n, struct error *err);
     void (*close)(struct vmm_driver *d);
+    /* Counts bytes of the card that a library of this process took (negative: gave back) behind the driver's back as this process' own,
+     * no longer as foreign. NULL: nobody takes memory of this kind of card but by this table. */
+    void (*adopt)(struct vmm_driver *d, int64_t bytes);
     /* Both or neither; NULL: the driver cannot share. create_shared: as create, and *fd, the caller's, names the memory to
      * whoever it is sent to. */
     int (*create_shared)(struct vmm_driver *d, size_t bytes, vmm_handle *handle, int *fd,

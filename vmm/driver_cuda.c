@@ -262,7 +262,8 @@ static int cuda_memory(struct vmm_driver *d, struct vmm_memory *out, struct erro
                                .own_bytes = c->own_bytes,
                                .context_bytes = c->context_bytes};
     if (c->capacity_bytes > 0 && c->capacity_bytes < total_bytes) {
-        uint64_t left = c->capacity_bytes - c->own_bytes; /* create() keeps own below it */
+        /* create() keeps own below it, a library's bytes may be more */
+        uint64_t left = c->own_bytes < c->capacity_bytes ? c->capacity_bytes - c->own_bytes : 0;
         out->total_bytes = c->capacity_bytes;
         out->free_bytes = left < free_bytes ? left : free_bytes;
         out->context_bytes = 0; /* beside what was allowed, not of it */
@@ -270,6 +271,11 @@ static int cuda_memory(struct vmm_driver *d, struct vmm_memory *out, struct erro
     uint64_t told = out->free_bytes + out->own_bytes + out->context_bytes;
     out->foreign_bytes = told < out->total_bytes ? out->total_bytes - told : 0;
     return 0;
+}
+
+static void cuda_adopt(struct vmm_driver *d, int64_t bytes)
+{
+    cuda_of(d)->own_bytes += (uint64_t)bytes;
 }
 
 static void cuda_close(struct vmm_driver *d)
@@ -462,6 +468,7 @@ int vmm_driver_cuda_open(struct vmm_driver *d, const struct vmm_cuda_settings *s
                              .unmap = cuda_unmap,
                              .memory = cuda_memory,
                              .holders = cuda_holders,
+                             .adopt = cuda_adopt,
                              .close = cuda_close,
                              .create_shared = cuda_create_shared,
                              .import = cuda_import};

@@ -4,6 +4,10 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Measured on an H200 (kernels/NOTES.md); the plan counts the same. */
+#define NCCL_BYTES      ((uint64_t)448 << 20)
+#define NCCL_LINK_BYTES ((uint64_t)64 << 20)
+
 static int cuda_memory_open(struct vmm_driver *d, const struct platform_card *card,
                             struct error *err)
 {
@@ -51,7 +55,7 @@ static int cuda_list(struct platform_listed *cards, size_t *n, struct error *err
 
 int main(int argc, char **argv)
 {
-    static const struct link_driver *const links[] = {&link_socket, &link_ipc, NULL};
+    static const struct link_driver *const links[] = {&link_socket, &link_ipc, &link_nccl, NULL};
     const struct platform cuda = {.kind = "cuda",
                                   .program = "ebbtide-stage-cuda",
                                   .memory_open = cuda_memory_open,
@@ -61,6 +65,8 @@ int main(int argc, char **argv)
                                   .exec = &exec_cuda,
                                   .kernels = kernel_set_cuda,
                                   .misses = &miss_ops_cuda,
-                                  .links = links};
+                                  .links = links,
+                                  .nccl_bytes = NCCL_BYTES,
+                                  .nccl_link_bytes = NCCL_LINK_BYTES};
     return stage_main(&cuda, argc, argv);
 }

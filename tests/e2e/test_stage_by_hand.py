@@ -11,10 +11,11 @@ from stage import Stage, rows
 
 class StageByHand(EbbtideTest):
     prompt = golden()[1]["prompt_ids"]
+    program = ("ebbtide-stage-cpu",)
 
     def started(self, n=1, **keys):
         """n stages with even layers, linked at epoch 0, serving."""
-        stages = [Stage(self, i) for i in range(n)]
+        stages = [Stage(self, i, program=self.program) for i in range(n)]
         per = DEMO_LAYERS // n
         for i, s in enumerate(stages):
             held = s.load(device=i, stage=i, stages=n, layers=f"{i * per}-{(i + 1) * per - 1}", **keys)

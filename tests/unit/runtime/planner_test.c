@@ -302,6 +302,27 @@ Test(planner, a_card_holds_whole_segments_and_counts_what_misses)
     cr_expect_not(s.fits);
 }
 
+Test(planner, what_is_kept_for_nccl_stands_in_the_links_of_a_card)
+{
+    struct bench b;
+    struct planner_stage with, without;
+    model_make(&b, 6, 0, MIB, 0, 0, MIB);
+    b.m.ring_bytes = MIB / 8;
+    for (int i = 0; i < 3; i++)
+        card_add_to(&b, CARD_CUDA, GIB, 0);
+    for (uint32_t card = 0; card < 3; card++) {
+        uint64_t ways = card == 1 ? 2 : 1;
+        b.cards[card].nccl_bytes = b.cards[card].nccl_link_bytes = 0;
+        planner_stage(&b.m, b.cards, 3, card, 2 * card, 2 * card + 1, &without);
+        b.cards[card].nccl_bytes = 100 * MIB;
+        b.cards[card].nccl_link_bytes = 10 * MIB;
+        planner_stage(&b.m, b.cards, 3, card, 2 * card, 2 * card + 1, &with);
+        cr_expect_eq(with.link_bytes - without.link_bytes,
+                     100 * MIB + ways * (10 * MIB + b.m.ring_bytes), "card %u", card);
+        cr_expect_eq(with.need_bytes - without.need_bytes, with.link_bytes - without.link_bytes);
+    }
+}
+
 Test(planner, the_hottest_experts_count_for_more_than_their_number)
 {
     double mass[17];

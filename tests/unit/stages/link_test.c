@@ -1,4 +1,4 @@
-/* The promises of a link, held by the socket and by the ring that both ends map: rows arrive as they left, in order, with back
+/* The promises of a link, held by the socket, by the ring that both ends map and by NCCL (tests/fake_nccl.c): rows arrive as they left, in order, with back
  * pressure; strangers and broken peers are turned away. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
@@ -22,7 +22,7 @@ static struct exec_stream *stream;
 static const struct link_driver *driver;
 static struct vmm_driver memory; /* both ends' card */
 
-/* A promise of both links. */
+/* A promise of all links. */
 #define LINK_TEST(name)                                                                            \
     static void name(void);                                                                        \
     Test(link_socket, name)                                                                        \
@@ -33,6 +33,11 @@ static struct vmm_driver memory; /* both ends' card */
     Test(link_ipc, name)                                                                           \
     {                                                                                              \
         driver = &link_ipc;                                                                        \
+        name();                                                                                    \
+    }                                                                                              \
+    Test(link_nccl, name)                                                                          \
+    {                                                                                              \
+        driver = &link_nccl;                                                                       \
         name();                                                                                    \
     }                                                                                              \
     static void name(void)
@@ -57,12 +62,13 @@ static void close_exec(void)
 
 TestSuite(link_socket, .init = open_exec, .fini = close_exec, .timeout = 20);
 TestSuite(link_ipc, .init = open_exec, .fini = close_exec, .timeout = 20);
+TestSuite(link_nccl, .init = open_exec, .fini = close_exec, .timeout = 20);
 
 struct pair {
     struct link *in, *out;
     void *memory[2];
     struct fixed_block block;
-    struct link_ring ring;
+    struct link_ring ring, nccl_rings[2];
     char address[LINK_ADDRESS_MAX], key[LINK_KEY_MAX];
 };
 
@@ -87,6 +93,12 @@ static struct link_settings settings(struct pair *p, int side, size_t row_values
     }
     if (driver == &link_ipc && row_values > 0 && side == 1)
         s.vmm = &memory;
+    if (driver == &link_nccl && row_values > 0) {
+        p->nccl_rings[side] = (struct link_ring){
+            .base = calloc(1, link_memory_bytes(&s)), .bytes = link_memory_bytes(&s), .fd = -1};
+        s.ring = &p->nccl_rings[side];
+        s.card_uuid = side == 0 ? "card-a" : "card-b";
+    }
     return s;
 }
 
@@ -114,6 +126,8 @@ static void pair_close(struct pair *p)
     driver->close(p->out);
     free(p->memory[0]);
     free(p->memory[1]);
+    free(p->nccl_rings[0].base);
+    free(p->nccl_rings[1].base);
     fixed_block_close(&p->block);
     if (p->ring.base != NULL)
         (void)close(p->ring.fd);
