@@ -10,13 +10,15 @@ from ebbtide import BIN, golden
 from processes import command_name, descendants
 from test_exactness import ExactRuns, covering_array
 
-AXES = {"cards": (1, 2, 3), "chunk": (1, 7, 64), "cache": ("whole", "halved", "floor"), "wakes": (0, 1)}
+AXES = {"cards": (1, 2, 3), "chunk": (1, 7, 64), "cache": ("whole", "halved", "floor"), "wakes": (0, 1), "miss_share": (0, 60, 100)}
 SPLITS = {1: "auto", 2: "0-3,4-7", 3: "0-2,3-5,6-7"}
 FIRST = {"cards": 1, "chunk": 64, "cache": "whole"}
 
 
 class Devices(ExactRuns):
     def serve(self, cards=2, wakes=None, **flags):
+        if "miss_share" in flags:
+            flags["miss_threads"] = 2  # however few processors there are
         if wakes is not None:
             flags["launch"] = f"env DEVICE_STAGE_WAKES={wakes} sh -c 'shift; exec {BIN}/device-stage \"$@\"' -- {{stage}}"
         return super().serve(cards, **flags)
@@ -79,7 +81,7 @@ class Devices(ExactRuns):
         plain = self.serve(2)
         wanted = plain.ids("plain", 300, prompt, ignore_eos=1)
         plain.finish()
-        engine = self.serve(2, vram_mib=[64, 64], segment_mib=1, kv_tokens=2048, wakes=0)
+        engine = self.serve(2, vram_mib=[64, 64], segment_mib=1, kv_tokens=2048, wakes=0, miss_share=60)
         stat = engine.stat()
         begin = engine.gen("g", 300, prompt, ignore_eos=1)
         moved = 0

@@ -19,7 +19,8 @@ class Exactness(GpuTest, ExactRuns):
         return engine
 
     def test_every_pair_of_settings_gives_the_same_ids(self):
-        axes = {"cards": (1, 2, 3, 4), "chunk": (16, 64, 512), "cache": ("whole", "halved", "floor"), "link": links_here()}
+        axes = {"cards": (1, 2, 3, 4), "chunk": (16, 64, 512), "cache": ("whole", "halved", "floor"), "miss_share": ("auto", 0, 100),
+                "link": links_here()}
         if links_here() == (None,):
             del axes["link"]
         rows = covering_array(axes, n_rows=N_ROWS)

@@ -73,25 +73,36 @@ class Speed(FiguresTest):
 
 
 class Misses(FiguresTest):
+    def with_misses(self, engine, mib):
+        """Decode with a cache of so many MiB: tokens a second, bytes missed a token, and the DONE."""
+        slot, n_new = self.slot_bytes(engine), 16 if SMALL else 48
+        self.cache_to(engine, mib)
+        rate, end = self.decode_rate(engine, 16, n_new)
+        return rate, (end["lookups"] - end["hits"]) / (16 + n_new - 1) * slot, end
+
     def test_experts_half_and_wholly_missing(self):
         _, pcie = memory_speeds()
         cpu = next(row["value"] for row in bench_rows("--cpu", "--only", "products")
                    if row["what"] == "matrix-vector" and row["type"] == "Q4_K") * 1e9
         engine = self.big()
         self.all_resident(engine)
-        stat, slot = engine.stat()[0], self.slot_bytes(engine)
+        stat = engine.stat()[0]
         whole, _ = self.decode_rate(engine)
         self.figure("decode, all resident", whole, "tok/s", note=f"PCIe {pcie * 1e-9:.1f} GB/s, CPU {cpu * 1e-9:.1f} GB/s")
         half = (stat["cache_full_mib"] // stat["segment_mib"] // 2) * stat["segment_mib"]
-        for name, mib in (("half", max(half, stat["cache_floor_mib"])), ("wholly", stat["cache_floor_mib"])):
-            self.cache_to(engine, mib)
-            n_new = 16 if SMALL else 48
-            rate, end = self.decode_rate(engine, 16, n_new)
-            missed = (end["lookups"] - end["hits"]) / (16 + n_new - 1) * slot
-            limit = 1 / (1 / whole + missed / (pcie + cpu))
+        sizes = (("half", max(half, stat["cache_floor_mib"])), ("wholly", stat["cache_floor_mib"]))
+        for name, mib in sizes:
+            rate, missed, end = self.with_misses(engine, mib)
+            limit, now = 1 / (1 / whole + missed / (pcie + cpu)), engine.stat()[0]
             self.figure(f"decode, experts {name} missing", rate, "tok/s", 0.75 * limit,
-                        note=f"limit {limit:.4g}, {missed / 2**20:.1f} MiB missed a token, {end['hits']} of {end['lookups']} resident")
+                        note=f"limit {limit:.4g}, {missed / 2**20:.1f} MiB missed a token, {end['hits']} of {end['lookups']} resident, "
+                             f"an expert over the bus {now['miss_card_us']} us, by the host {now['miss_host_us']} us")
         engine.vram("VRAM - 0")
+        engine.finish()
+        engine = self.big(miss_threads=0)
+        for name, mib in sizes:
+            rate, missed, _ = self.with_misses(engine, mib)
+            self.figure(f"the same, {name}, by the card alone", rate, "tok/s", note=f"{missed / 2**20:.1f} MiB missed a token")
         engine.finish()
 
 
