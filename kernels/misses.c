@@ -37,7 +37,7 @@ static void ask_run(const void *args, struct exec_cpu_worker *w)
     int order[MISS_PAIRS_MAX];
     size_t n_pairs = p->n_rows * p->n_used, n_absent = absent_order(p, n_pairs, order);
     uint32_t n_away = p->control->split[n_absent];
-    uint32_t number = 2 * (p->control->number + p->index);
+    uint32_t number = MISS_NUMBER(p->control->number + p->index, (uint32_t)n_absent, n_away > 0);
     (void)w;
     for (size_t pair = 0; pair < n_pairs; pair++) {
         bool is_away = order[pair] >= 0 && order[pair] < (int)n_away;
@@ -53,7 +53,7 @@ static void ask_run(const void *args, struct exec_cpu_worker *w)
         p->request->n_experts = n_away;
         __atomic_store_n(&p->request->answered, 0, __ATOMIC_RELAXED);
     }
-    __atomic_store_n(&p->request->number, number + (n_away > 0), __ATOMIC_RELEASE);
+    __atomic_store_n(&p->request->number, number, __ATOMIC_RELEASE);
 }
 
 static int ask_cpu(const struct miss_ask_args *args, struct exec_stream *s)

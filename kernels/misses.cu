@@ -76,7 +76,7 @@ static __global__ void __launch_bounds__(ASK_THREADS) ask_kernel(const struct mi
         request->answered = 0;
         __threadfence_system();
     }
-    request->number = 2 * (p.control->number + p.index) + (n_away > 0 ? 1 : 0);
+    request->number = MISS_NUMBER(p.control->number + p.index, n_absent, n_away > 0);
 }
 
 static int ask_cuda(const struct miss_ask_args *args, struct exec_stream *s)

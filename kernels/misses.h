@@ -19,13 +19,18 @@ extern "C" {
 
 /* In memory of shared_alloc(). What one side writes shares no line with what the other does. */
 struct miss_request {
-    uint32_t number;    /* 2 * (asks so far, this one counted) + (1: with work); written last */
+    uint32_t number;    /* MISS_NUMBER(), written last */
     uint32_t tag;       /* with work: the ask's */
     uint32_t n_experts; /* with work: how many are asked for, > 0 */
     uint32_t apart[61];
     uint32_t answered; /* 1; 0 from an ask with work until the host's rows are there */
     uint32_t apart_too[63];
 };
+
+/* Of the count-th ask so far, which found n_absent experts not resident; with_work is 0 or 1. Counts start anew at 2^22. */
+#define MISS_NUMBER_STEP 1024
+#define MISS_NUMBER(count, n_absent, with_work)                                                    \
+    (MISS_NUMBER_STEP * (uint32_t)(count) + 2 * (uint32_t)(n_absent) + (uint32_t)(with_work))
 
 struct miss_control {                   /* of a step */
     uint32_t number;                    /* asks before it */

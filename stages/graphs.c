@@ -99,7 +99,7 @@ int graphs_run_layers(struct graphs *g, size_t n_rows, bool resident, bool table
     struct forward *f = g->f;
     size_t i = size_for(g, n_rows);
     struct exec_graph *graph = resident ? NULL : g->misses_graph[i];
-    int rc = graph != NULL ? misses_begin(g->misses) : 0;
+    int rc = graph != NULL ? misses_begin(g->misses, g->rows[i]) : 0;
     if (rc != 0)
         return rc;
     *(resident ? &g->n_resident : &g->n_missing) += 1;

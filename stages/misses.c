@@ -175,15 +175,20 @@ void misses_close(struct misses *x)
     memset(x, 0, sizeof *x);
 }
 
+static uint32_t size_of(size_t n_rows)
+{
+    uint32_t size = 0;
+    while ((size_t)1 << size < n_rows)
+        size++;
+    return size;
+}
+
 bool misses_ask_of(const struct misses *x, size_t layer, size_t n_rows, uint32_t *index,
                    uint32_t *tag)
 {
-    size_t size = 0;
     if (!misses_serve(x, n_rows) || x->graphs[layer * MISS_SIZES] == NULL)
         return false;
-    while ((size_t)1 << size < n_rows)
-        size++;
-    *tag = (uint32_t)(layer * MISS_SIZES + size);
+    *tag = (uint32_t)layer * MISS_SIZES + size_of(n_rows);
     *index = 1;
     for (size_t before = 0; before < layer; before++)
         *index += x->graphs[before * MISS_SIZES] != NULL;
@@ -208,46 +213,62 @@ static uint32_t number_wait(const struct misses *x, uint32_t seen)
 
 static void answer(struct misses *x, struct exec_cpu_worker *w)
 {
-    uint64_t begin = now_ns(), n = x->request->n_experts;
+    uint64_t begin = now_ns();
     exec_cpu_graph_run(x->graphs[x->request->tag], w);
+    uint32_t n = x->request->n_experts;
     __atomic_store_n(&x->request->answered, 1, __ATOMIC_RELEASE);
-    atomic_store_explicit(&x->host_ns, n << 48 | (now_ns() - begin), memory_order_relaxed);
+    miss_rates_host(&x->rates, n, 1e-3 * (double)(now_ns() - begin));
 }
 
 struct watch_op {
     struct misses *x;
     uint32_t last; /* the step's last ask */
+    uint32_t size; /* of the step, as an index */
 };
+
+/* An ask that the job saw. */
+struct seen {
+    uint32_t number;
+    uint64_t ns;
+    size_t n_host;
+};
+
+/* From the ask before this one to this one, if both are of one step and none was between them. */
+static void rates_see(struct misses *x, uint32_t size, const struct seen *before,
+                      const struct seen *now)
+{
+    if (before->ns != 0 && now->number / MISS_NUMBER_STEP - before->number / MISS_NUMBER_STEP == 1)
+        miss_rates_seen(&x->rates, size, before->number % MISS_NUMBER_STEP / 2, before->n_host,
+                        1e-3 * (double)(now->ns - before->ns));
+}
 
 /* A request with work stays as it is until it is answered: the card waits. Of those without, some may pass unseen. */
 static void watch_job(const void *args, struct exec_cpu_worker *w)
 {
     const struct watch_op *op = args;
     struct misses *x = op->x;
-    while ((int32_t)(2 * op->last - (x->n_seen & ~1u)) > 0) {
-        uint32_t number = number_wait(x, x->n_seen);
-        if (number == x->n_seen)
+    struct seen before = {0};
+    while ((int32_t)(MISS_NUMBER(op->last, 0, 0) -
+                     x->n_seen / MISS_NUMBER_STEP * MISS_NUMBER_STEP) > 0) {
+        struct seen now = {.number = number_wait(x, x->n_seen), .ns = now_ns()};
+        if (now.number == x->n_seen)
             return;
-        x->n_seen = number;
-        if (number % 2 != 0)
+        x->n_seen = now.number;
+        rates_see(x, op->size, &before, &now);
+        if (now.number % 2 != 0) {
+            now.n_host = x->request->n_experts;
             answer(x, w);
+        }
+        before = now;
     }
 }
 
-static void rates_follow(struct misses *x)
+int misses_begin(struct misses *x, size_t n_rows)
 {
-    uint64_t last = atomic_exchange_explicit(&x->host_ns, 0, memory_order_relaxed);
-    if (last != 0)
-        miss_rates_host(&x->rates, last >> 48, 1e-3 * (double)(last << 16 >> 16));
-    miss_rates_split(&x->rates, MISS_ROWS_MAX * geometry(x)->n_experts_used,
-                     x->set.f->in.miss->split);
-}
-
-int misses_begin(struct misses *x)
-{
-    struct watch_op op = {x, x->n_asked + x->n_layers_served};
-    rates_follow(x);
-    x->set.f->in.miss->number = x->n_asked;
+    struct watch_op op = {x, x->n_asked + x->n_layers_served, size_of(n_rows)};
+    struct miss_control *control = x->set.f->in.miss;
+    miss_rates_split(&x->rates, op.size, n_rows * geometry(x)->n_experts_used, control->split);
+    control->number = x->n_asked;
     x->n_asked = op.last;
     return exec_cpu_push(x->stream, watch_job, &op, sizeof op);
 }

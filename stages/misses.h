@@ -10,7 +10,7 @@
  * The host's side is a CPU executor (kernels/exec.h) of its own: one job a step, which watches the number until the step's last ask. So
  * the control thread never waits and answers VRAM and PING meanwhile; a worker that dies takes the process with it.
  * Off, without a thread: on a card that has no such operations, with threads 0, without a layer of quantised experts.
- * Threads: the control thread calls; the job runs on the executor's. Shared are the request, `stopping` and `host_ns`.
+ * Threads: the control thread calls; the job runs on the executor's. Shared are the request, `stopping` and the rates.
  */
 #pragma once
 #include <stdatomic.h>
@@ -19,8 +19,6 @@
 #include "stages/miss_rates.h"
 
 struct forward;
-
-#define MISS_SIZES 4 /* steps of up to 1, 2, 4, 8 rows */
 
 struct misses_settings {
     const struct miss_ops *ops;       /* the card's; NULL: it has none */
@@ -50,7 +48,6 @@ struct misses {
     uint32_t n_asked;           /* asks of all steps launched */
     uint32_t n_seen;            /* the job's: the last number it has seen */
     _Atomic bool stopping;
-    _Atomic uint64_t host_ns; /* the last answer: experts << 48 | nanoseconds */
     struct miss_rates rates;
 };
 
@@ -72,5 +69,5 @@ bool misses_ask_of(const struct misses *x, size_t layer, size_t n_rows, uint32_t
 /* Times both sides with experts of the file, once, before the first step, on a stream where nothing runs; returns when done. */
 int misses_probe(struct misses *x, struct exec_stream *s, struct error *err);
 
-/* Before a step that asks is sent: writes its control and sets the host to watch. */
-int misses_begin(struct misses *x);
+/* Before a step recorded for so many rows that asks is sent: writes its control and sets the host to watch. */
+int misses_begin(struct misses *x, size_t n_rows);

@@ -60,7 +60,7 @@ Test(misses, the_first_of_the_absent_experts_go_away_with_all_their_pairs)
     cr_assert_eq(memcmp(a->away, away, sizeof away), 0);
     cr_assert_eq(memcmp(a->heat, heat, sizeof heat), 0);
     cr_assert_eq(memcmp(a->away_x, a->x, sizeof a->x), 0);
-    cr_assert_eq(a->request.number, 2 * (40 + 3) + 1);
+    cr_assert_eq(a->request.number, MISS_NUMBER(40 + 3, 4, true));
     cr_assert_eq(a->request.tag, 17);
     cr_assert_eq(a->request.n_experts, 2);
     cr_assert_eq(a->request.answered, 0);
@@ -75,7 +75,7 @@ Test(misses, an_ask_without_work_raises_the_number_and_holds_nobody_up)
     cr_assert_eq(miss_ops_cpu.ask(&a->args, card.stream), 0);
     card_wait(&card);
     cr_assert_eq(memcmp(a->here, ids, sizeof ids), 0);
-    cr_assert_eq(a->request.number, 2 * (40 + 3));
+    cr_assert_eq(a->request.number, MISS_NUMBER(40 + 3, 4, false));
     cr_assert_eq(a->request.answered, 1);
     cr_assert_eq(a->request.n_experts, 0);
     free(a);

@@ -13,19 +13,19 @@ Test(miss_rates, the_faster_side_gets_more)
 {
     uint16_t split[9];
     struct miss_rates r = rates(50, 50);
-    miss_rates_split(&r, 8, split);
+    miss_rates_split(&r, 0, 8, split);
     cr_assert_eq(split[0], 0);
     cr_assert_eq(split[1], 0, "with the asking the host is slower");
     cr_assert_eq(split[2], 1);
     cr_assert_eq(split[8], 4);
     r = rates(50, 20);
-    miss_rates_split(&r, 8, split);
+    miss_rates_split(&r, 0, 8, split);
     cr_assert_eq(split[1], 1);
     cr_assert_eq(split[2], 1);
     cr_assert_eq(split[3], 2);
     cr_assert_eq(split[8], 6);
     r = rates(50, 400);
-    miss_rates_split(&r, 8, split);
+    miss_rates_split(&r, 0, 8, split);
     for (int m = 0; m <= 8; m++)
         cr_assert_eq(split[m], 0);
 }
@@ -35,7 +35,7 @@ Test(miss_rates, no_choice_is_later_done_than_any_other)
     uint16_t split[65];
     for (double host = 5; host < 500; host *= 1.7) {
         struct miss_rates r = rates(37, host);
-        miss_rates_split(&r, 64, split);
+        miss_rates_split(&r, 0, 64, split);
         for (size_t m = 0; m <= 64; m++) {
             double best = 1e9, chosen = 0;
             for (size_t k = 0; k <= m; k++) {
@@ -55,12 +55,12 @@ Test(miss_rates, a_fixed_share_is_kept_whatever_was_measured)
     uint16_t split[11];
     struct miss_rates r = rates(1, 1000);
     r.percent = 30;
-    miss_rates_split(&r, 10, split);
+    miss_rates_split(&r, 0, 10, split);
     cr_assert_eq(split[1], 0);
     cr_assert_eq(split[2], 1);
     cr_assert_eq(split[10], 3);
     r.percent = 100;
-    miss_rates_split(&r, 10, split);
+    miss_rates_split(&r, 0, 10, split);
     cr_assert_eq(split[10], 10);
 }
 
@@ -83,4 +83,41 @@ Test(miss_rates, one_slow_answer_moves_little)
     for (int i = 0; i < 200; i++)
         miss_rates_host(&r, 1, 100);
     cr_assert_float_eq(r.host_us_each, 100, 0.1);
+}
+
+/* Whatever was reckoned: times that were seen decide, once they are known. */
+Test(miss_rates, what_was_seen_goes_before_what_was_reckoned)
+{
+    uint16_t split[9];
+    struct miss_rates r = rates(50, 20);
+    miss_rates_split(&r, 1, 8, split);
+    cr_assert_eq(split[3], 2);
+    miss_rates_seen(&r, 1, 3, 2, 300);
+    miss_rates_split(&r, 1, 8, split);
+    cr_assert_eq(split[3], 2, "all else is reckoned to take as much longer");
+    miss_rates_seen(&r, 1, 3, 3, 200);
+    miss_rates_split(&r, 1, 8, split);
+    cr_assert_eq(split[3], 3);
+    miss_rates_split(&r, 0, 8, split);
+    cr_assert_eq(split[3], 2, "steps of another size have times of their own");
+    for (int i = 0; i < 300; i++)
+        miss_rates_seen(&r, 1, 3, 3, 400);
+    miss_rates_split(&r, 1, 8, split);
+    cr_assert_neq(split[3], 3, "it has become slow");
+}
+
+Test(miss_rates, one_in_many_steps_tries_a_neighbour_of_the_best)
+{
+    uint16_t split[9];
+    struct miss_rates r = rates(50, 20);
+    int n_more = 0, n_less = 0;
+    for (int i = 0; i < 320; i++) {
+        miss_rates_split(&r, 0, 8, split);
+        n_more += split[3] == 3;
+        n_less += split[3] == 1;
+        cr_assert_eq(split[0], 0);
+        cr_assert_leq(split[1], 1);
+    }
+    cr_assert_eq(n_more, 10);
+    cr_assert_eq(n_less, 10);
 }
