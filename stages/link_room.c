@@ -2,18 +2,18 @@
  *
  * NCCL allocates by itself, when a communicator is made: long after LOAD has shared the card out. So LOAD holds a block as large as
  * NCCL is known to take; it is given up while communicators are made or ended, and afterwards as much of it is taken again as NCCL left.
- * What NCCL took is what the driver counts as nobody's meanwhile; from then on it is the stage's, owner `link`. So a link that is made
+ * What NCCL took is what more of the card is in use by then; from then on it is the stage's, owner `link`. So a link that is made
  * anew finds its memory, and the card's free memory is the same before and after. Threads: the control thread.
  */
 #include "stages/stage.h"
 
-static uint64_t foreign_now(struct stage *s)
+static uint64_t beside_now(struct stage *s)
 {
     struct vmm_memory mem = {0};
     struct error err;
     if (s->memory.memory(&s->memory, &mem, &err) != 0)
         stage_log("card %u: %s", s->load.device, err.text);
-    return mem.foreign_bytes;
+    return mem.beside_bytes;
 }
 
 static void adopt(struct stage *s, int64_t bytes)
@@ -45,7 +45,7 @@ void link_room_give(struct stage *s)
     if (r->bytes == 0 || r->is_given)
         return;
     fixed_block_close(&r->block);
-    r->foreign_bytes = foreign_now(s);
+    r->beside_bytes = beside_now(s);
     r->is_given = true;
 }
 
@@ -56,7 +56,7 @@ void link_room_settle(struct stage *s)
     if (!r->is_given)
         return;
     r->is_given = false;
-    adopt(s, (int64_t)(foreign_now(s) - r->foreign_bytes));
+    adopt(s, (int64_t)(beside_now(s) - r->beside_bytes));
     if (r->taken_bytes > r->bytes)
         stage_log("warning: card %u: NCCL took %llu MiB, %llu were kept for it", s->load.device,
                   (unsigned long long)(r->taken_bytes / MIB), (unsigned long long)(r->bytes / MIB));

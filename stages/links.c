@@ -38,6 +38,8 @@ static struct link *live(const struct stage *s, enum link_way way)
 void links_close(struct stage *s)
 {
     for (int way = 0; way < LINK_N_WAYS; way++)
+        (void)link_end(s, (enum link_way)way); /* all at once */
+    for (int way = 0; way < LINK_N_WAYS; way++)
         link_drop(s, (enum link_way)way);
     for (size_t i = 0; i < s->n_deferred; i++)
         free(s->deferred[i]);

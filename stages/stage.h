@@ -126,8 +126,8 @@ struct link_room {
     uint64_t bytes; /* to be kept for it in all; 0: none */
     uint64_t taken_bytes;
     struct fixed_block block; /* what it has not taken */
-    bool is_given;            /* it may take now; foreign_bytes: before */
-    uint64_t foreign_bytes;
+    bool is_given;            /* it may take now; beside_bytes: before */
+    uint64_t beside_bytes;
 };
 
 struct vram_pending {

@@ -36,6 +36,7 @@ static int memory(struct vmm_driver *d, struct vmm_memory *out, struct error *er
         out->free_bytes -= (uint64_t)taken;
         out->own_bytes += (uint64_t)adopted_bytes;
         out->foreign_bytes += (uint64_t)(taken - adopted_bytes);
+        out->beside_bytes = (uint64_t)(taken - adopted_bytes);
     }
     return rc;
 }

@@ -21,6 +21,8 @@ struct vmm_memory {
     uint64_t own_bytes;     /* created by this process and not destroyed */
     uint64_t foreign_bytes; /* held by other, living processes */
     uint64_t
+        beside_bytes; /* of drivers with adopt(): in use on the card and not own, whosever, whatever the capacity */
+    uint64_t
         context_bytes; /* what the driver itself took when this process came to the card; CPU: 0 */
 };
 

@@ -260,6 +260,7 @@ static int cuda_memory(struct vmm_driver *d, struct vmm_memory *out, struct erro
     *out = (struct vmm_memory){.total_bytes = total_bytes,
                                .free_bytes = free_bytes,
                                .own_bytes = c->own_bytes,
+                               .beside_bytes = total_bytes - free_bytes - c->own_bytes,
                                .context_bytes = c->context_bytes};
     if (c->capacity_bytes > 0 && c->capacity_bytes < total_bytes) {
         /* create() keeps own below it, a library's bytes may be more */
