@@ -5,7 +5,7 @@ function(sanitize_test folder name alone)
   add_test(NAME sanitize-${name} COMMAND ${sanitized} ${Python3_EXECUTABLE} -B -m unittest -v ${chosen}
            WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR}/${folder})
   set_tests_properties(sanitize-${name} PROPERTIES LABELS sanitize TIMEOUT 1200 RUN_SERIAL ${alone}
-                       ENVIRONMENT "EBBTIDE_BIN=${CMAKE_BINARY_DIR}/bin;PYTHONUNBUFFERED=1")
+                       ENVIRONMENT "${test_environment}")
 endfunction()
 
 # Threads and processes beside each other: under every sanitizer.
