@@ -160,14 +160,27 @@ void plan_input_close(struct plan_input *in)
     *in = (struct plan_input){0};
 }
 
+static bool link_is(const struct settings *s, const char *kind)
+{
+    return strcmp(s->link != NULL ? s->link : "auto", kind) == 0;
+}
+
+static bool cards_are_gpus_of_one_host(const struct settings *s)
+{
+    for (size_t i = 0; i < s->n_cards; i++)
+        if (s->cards[i].kind != CARD_CUDA || strcmp(s->cards[i].host, s->cards[0].host) != 0)
+            return false;
+    return s->n_cards > 1;
+}
+
 bool plan_link_is_ipc(const struct settings *s)
 {
-    return s->link != NULL && strcmp(s->link, "ipc") == 0;
+    return link_is(s, "ipc") || (link_is(s, "auto") && cards_are_gpus_of_one_host(s));
 }
 
 static bool link_is_nccl(const struct settings *s)
 {
-    return s->link != NULL && strcmp(s->link, "nccl") == 0;
+    return link_is(s, "nccl");
 }
 
 const char *plan_link_word(const struct settings *s)

@@ -238,7 +238,7 @@ const struct setting settings_table[] = {
      .choices = "auto|ipc|nccl|socket",
      .help =
          "how rows go to the next card: ipc: into memory that both map, on one host; nccl: from "
-         "GPU to GPU; auto: a socket"},
+         "GPU to GPU; auto: ipc between GPUs of one host, else a socket"},
     {.key = "launch",
      .group = "engine",
      .type = SETTING_TEXT,

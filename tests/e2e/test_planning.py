@@ -128,8 +128,11 @@ class Plans(Planning):
         def link_bytes(cards, *flags):
             return [card["link_bytes"] for card in self.plan("--cards", cards, "--vram-mib", 64, *flags)["cards"]]
         ring = 4 * 64 * 4 * 256  # tiles of a chunk's rows, fp32
-        self.assertEqual(link_bytes("cuda:0,cuda:1"), [0, 0], "tiles that go through sockets are in host memory")
-        self.assertEqual(link_bytes("cuda:0,cuda:1", "--link", "ipc", "--chunk", 64), [0, -(-ring // (2 * MIB)) * 2 * MIB])
+        gpus, mapped = ("cuda:0,cuda:1", "--chunk", 64), [0, -(-ring // (2 * MIB)) * 2 * MIB]
+        self.assertEqual(link_bytes(*gpus, "--link", "socket"), [0, 0], "tiles that go through sockets are in host memory")
+        self.assertEqual(link_bytes(*gpus, "--link", "ipc"), mapped)
+        self.assertEqual(link_bytes(*gpus), mapped, "rings are what GPUs of one host take")
+        self.assertEqual(link_bytes("cuda:0,cuda:0@other", "--chunk", 64), [0, 0], "a ring is not for two hosts")
         self.assertEqual(link_bytes("cuda:0,cpu:0")[0], 0)
         self.assertEqual(link_bytes("cuda:0,cpu:0")[1], link_bytes("cpu:0,cpu:1")[1])
 
