@@ -464,7 +464,7 @@ static void plan_answer(struct engine *e, struct card_command *k)
             i, p->label, e->plan.stages[i].layer_first, e->plan.stages[i].layer_last, p->total_mib,
             e->leases.base_mib[i], e->sizes.segment_mib, h->weights, h->kv, h->workspace, h->cache,
             h->slots, h->slots_full, e->sizes.kv_tokens, e->sizes.context, e->sizes.chunk,
-            h->threads, card_attach_mib(e->settings, p->card));
+            h->threads, card_attach_mib(e->settings, p->card, h->context >> 20));
         k->lines[i] = strdup(line);
     }
     answer_whole(e, k, "PLAN-DONE\n");

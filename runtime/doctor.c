@@ -164,7 +164,7 @@ static void look_plan(const struct settings *s, struct finding *f)
 static void look_reserves(const struct settings *s, struct finding *f)
 {
     for (size_t i = 0; i < s->n_cards; i++) {
-        uint64_t attach = card_attach_mib(s, &s->cards[i]);
+        uint64_t attach = card_attach_mib(s, &s->cards[i], 0);
         if (s->cards[i].reserve_mib == 0 || s->cards[i].reserve_mib >= attach)
             continue;
         finding_set(f, FINDING_MIND, "a larger --reserve-mib, or none",

@@ -83,7 +83,7 @@ static void print_low(FILE *out, const struct plan_report *r)
 static bool is_below_attach(const struct plan_report *r, size_t card)
 {
     return r->cards[card].reserve_bytes > 0 &&
-           free_after(r, card) < card_attach_mib(r->s, &r->s->cards[card]) * MIB;
+           free_after(r, card) < card_attach_mib(r->s, &r->s->cards[card], 0) * MIB;
 }
 
 static void print_attach(FILE *out, const struct plan_report *r)
@@ -94,7 +94,7 @@ static void print_attach(FILE *out, const struct plan_report *r)
                     "ATTACH: card %zu (%s): %s MiB will be free; another program needs %" PRIu64
                     " just to attach (vram.attach_mib)\n",
                     i, r->cards[i].label, mib(free_after(r, i)).text,
-                    card_attach_mib(r->s, &r->s->cards[i]));
+                    card_attach_mib(r->s, &r->s->cards[i], 0));
 }
 
 static void print_best(FILE *out, const struct plan_report *r)
@@ -145,8 +145,9 @@ static json_t *card_json(const struct plan_report *r, size_t i)
         "experts", (json_int_t)s->slots_full, "misses_per_token", s->misses, "ns_per_token",
         (json_int_t)s->ns, "low", is_low(r, i));
     if (card != NULL && is_below_attach(r, i))
-        (void)json_object_set_new(card, "attach_mib_wanted",
-                                  json_integer((json_int_t)card_attach_mib(r->s, &r->s->cards[i])));
+        (void)json_object_set_new(
+            card, "attach_mib_wanted",
+            json_integer((json_int_t)card_attach_mib(r->s, &r->s->cards[i], 0)));
     if (card != NULL && is_low(r, i))
         (void)json_object_set_new(card, "reserve_mib_wanted",
                                   json_integer((json_int_t)plan_low_mib(r->total_mib[i])));

@@ -113,8 +113,10 @@ struct settings {
     bool help; /* -h/--help was met: parsing ended there, nothing else counts */
 };
 
-/* What another program needs of a card just to attach to it: as set, else 305 on a CUDA card, 0 on a CPU card. */
-uint64_t card_attach_mib(const struct settings *s, const struct card_setting *card);
+/* What another program needs of a card just to attach to it: as set, else 0 on a CPU card, and on a CUDA card 305 or what a
+ * context there was seen to take (0: none was), if that is more. */
+uint64_t card_attach_mib(const struct settings *s, const struct card_setting *card,
+                         uint64_t context_mib);
 /* 0, EBB_ENOMEM: some default is missing. To be freed in any case. */
 int settings_default(struct settings *s);
 void settings_free(struct settings *s);

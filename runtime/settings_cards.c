@@ -150,7 +150,7 @@ int pin_check(const char *value, struct error *err)
     return pin_parse(&pin, value, err);
 }
 
-/* About what a CUDA client takes of a card for its context alone. */
+/* About what a CUDA client takes of a card for its context alone; more where there are more multiprocessors. */
 #define CUDA_ATTACH_MIB 305
 
 int attach_check(const char *value, struct error *err)
@@ -161,9 +161,12 @@ int attach_check(const char *value, struct error *err)
     return error_set(err, EBB_EINVAL, "wanted auto or a whole number of MiB, got '%.64s'", value);
 }
 
-uint64_t card_attach_mib(const struct settings *s, const struct card_setting *card)
+uint64_t card_attach_mib(const struct settings *s, const struct card_setting *card,
+                         uint64_t context_mib)
 {
-    uint64_t mib = card->kind == CARD_CUDA ? CUDA_ATTACH_MIB : 0;
+    uint64_t mib = context_mib > CUDA_ATTACH_MIB ? context_mib : CUDA_ATTACH_MIB;
+    if (card->kind != CARD_CUDA)
+        mib = 0;
     if (s->attach_mib != NULL)
         (void)parse_u64(s->attach_mib, 0, (uint64_t)1 << 30, &mib);
     return mib;

@@ -500,3 +500,17 @@ Test(settings, a_reserve_for_the_later_cards_stands_beside_that_of_the_first)
             "1073741825");
     REFUSES(EBB_ENOENT, "/tmp/no-such.yaml", "--config", "/tmp/no-such.yaml");
 }
+
+Test(settings, what_attaching_takes_is_as_set_or_as_seen)
+{
+    struct settings s;
+    cr_assert_eq(PARSE(&s, "--cards", "cpu:0,cuda:0"), 0, "%s", err.text);
+    cr_assert_eq(card_attach_mib(&s, &s.cards[0], 524), 0);
+    cr_assert_eq(card_attach_mib(&s, &s.cards[1], 0), 305);
+    cr_assert_eq(card_attach_mib(&s, &s.cards[1], 200), 305);
+    cr_assert_eq(card_attach_mib(&s, &s.cards[1], 524), 524);
+    settings_free(&s);
+    cr_assert_eq(PARSE(&s, "--cards", "cuda:0", "--attach-mib", "80"), 0, "%s", err.text);
+    cr_assert_eq(card_attach_mib(&s, &s.cards[0], 524), 80);
+    settings_free(&s);
+}
