@@ -59,6 +59,22 @@ class GpuRun(EbbtideTest):
         self.assertIn("two cards are wanted", done.stdout)
         self.assertRegex(done.stdout, r"(?m)^0 passed, 0 failed, 2 skipped$")
 
+    def test_what_compute_sanitizer_says_of_the_kernels_counts(self):
+        for says, status, word in (("ERROR SUMMARY: 0 errors", 0, "2 passed, 0 failed, 0 skipped"),
+                                   ("RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)", 0, "2 passed, 0 failed, 0 skipped"),
+                                   ("ERROR SUMMARY: 0 errors\n========= ERROR SUMMARY: 3 errors", 1, "0 passed, 2 failed, 0 skipped"),
+                                   ("nothing to say", 1, "0 passed, 2 failed, 0 skipped"),
+                                   ("Error: Device not supported", 0, "0 passed, 0 failed, 2 skipped")):
+            with self.subTest(says):
+                stand_in = self.sandbox / "compute-sanitizer"
+                stand_in.write_text(f"#!/bin/sh\necho '========= {says}'\n")
+                stand_in.chmod(0o755)
+                done = subprocess.run([*RUN, "--sanitizer", "--card", "cpu:0", "--log", str(self.sandbox / "log")], cwd=REPO,
+                                      env={**self.env, "EBBTIDE_BIN": str(BIN), "COMPUTE_SANITIZER": str(stand_in)},
+                                      capture_output=True, text=True, timeout=120)
+                self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+                self.assertIn(word, done.stdout)
+
     def test_its_parts_are_listed_with_their_limits(self):
         done = subprocess.run([*RUN, "--list"], capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, 0, done.stderr)

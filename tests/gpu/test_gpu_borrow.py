@@ -85,8 +85,9 @@ class Borrowing(FiguresTest):
         before the command and after it: what was taken away makes later steps slower, and that is not the shrink."""
         out = []
         for i, (sent, came, receipt) in enumerate(marks):
-            before = self.gaps(engine, started, marks[i - 1][1] + 0.02 if i > 0 else 0, sent - 0.001)
-            after = self.gaps(engine, started, came + 0.001, marks[i + 1][0] if i + 1 < len(marks) else came + 0.1)
+            last, following = marks[i - 1][1] if i > 0 else 0, marks[i + 1][0] if i + 1 < len(marks) else came + 0.1
+            before = self.gaps(engine, started, last + min(0.02, (sent - last) / 2), sent)
+            after = self.gaps(engine, started, came, following)
             around = self.gaps(engine, started, sent, came)
             if before and after and around:
                 step = max(statistics.median(before), statistics.median(after))
