@@ -147,23 +147,12 @@ static const struct said {
     const char *verb;
     void (*take)(struct engine *e, struct peer *p, const struct message *m);
 } table[] = {
-    {"RAN", steps_ran},
-    {"TOK", steps_tokens},
-    {"LOGITS", steps_logits},
-    {"PROB", steps_prob},
-    {"HELLO", bringup_hello},
-    {"HELD", bringup_held},
-    {"LINKED", bringup_linked},
-    {"LOADED", said_loaded},
-    {"PROGRESS", bringup_progress},
-    {"RELEASED", said_released},
-    {"FORKED", steps_ordered},
-    {"DROPPED", steps_ordered},
-    {"VRAM", cards_receipt},
-    {"PONG", said_pong},
-    {"CREDITED", steps_credited},
-    {"HOLDER", vacancy_holder},
-    {"HOLDERS-DONE", vacancy_holders_done},
+    {"RAN", steps_ran},          {"TOK", steps_tokens},      {"LOGITS", steps_logits},
+    {"PROB", steps_prob},        {"HELLO", bringup_hello},   {"HELD", bringup_held},
+    {"LINKED", bringup_linked},  {"LOADED", said_loaded},    {"PROGRESS", bringup_progress},
+    {"RELEASED", said_released}, {"FORKED", steps_ordered},  {"DROPPED", steps_ordered},
+    {"VRAM", cards_receipt},     {"PONG", said_pong},        {"CREDITED", steps_credited},
+    {"CHUNKED", steps_chunked},  {"HOLDER", vacancy_holder}, {"HOLDERS-DONE", vacancy_holders_done},
 };
 
 static bool verb_is_one(const char *verb)
@@ -308,7 +297,7 @@ void peer_watch(struct engine *e, struct peer *p, uint64_t now)
     if (p->deaf && !p->broken)
         peer_exited(e, p);
     bool owes = e->scheduler != NULL && scheduler_counts(e->scheduler).n_steps > 0;
-    owes = owes || p->credit_owed || p->vram != NULL || p->stat.first != NULL ||
+    owes = owes || p->credit_owed || p->chunk_owed || p->vram != NULL || p->stat.first != NULL ||
            p->ledger.first != NULL;
     if (p->broken || now - p->heard_us < SILENT_US)
         return;

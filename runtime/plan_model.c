@@ -59,20 +59,27 @@ static uint64_t larger(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
+/* Rows that a layer has buffers of its own for; of a model without routed experts, all. */
+static uint64_t rows_base(const struct model_geometry *g, const struct sizes *z)
+{
+    return larger(g->n_experts > 0 ? z->chunk_min : z->chunk, z->n_sequences);
+}
+
 static uint64_t workspace_bytes(const struct model_geometry *g, const struct sizes *z,
                                 bool is_float, bool is_last)
 {
-    uint64_t rows = larger(z->chunk, z->n_sequences), d = g->d_model,
+    uint64_t most = larger(z->chunk, z->n_sequences), rows = rows_base(g, z), d = g->d_model,
              heads = (uint64_t)g->n_heads * g->head_dim,
              keys = (uint64_t)g->n_kv_heads * g->head_dim, width = larger(g->d_ff, g->d_shared),
              used = g->n_experts_used, head_rows = rows < HEAD_ROWS ? rows : HEAD_ROWS;
-    uint64_t floats[] = {d,        d,     keys,  keys,
+    uint64_t floats[] = {d,     keys,  keys,
                          heads, /* and q, below */
-                         g->n_rot, width, width, g->d_shared > 0 ? d : 0};
+                         width, width, g->d_shared > 0 ? d : 0};
     uint64_t routed[] = {g->n_experts, used, used, used * d};
     uint64_t bytes =
         align(rows * activation_bytes(larger(larger(d, heads), width), is_float), BLOB_ALIGN) +
-        align((rows * heads + 2 * keys) * 4, BLOB_ALIGN);
+        align((rows * heads + 2 * keys) * 4, BLOB_ALIGN) + align(most * d * 4, BLOB_ALIGN) +
+        align(most * g->n_rot * 4, BLOB_ALIGN);
     for (size_t i = 0; i < sizeof floats / sizeof floats[0]; i++)
         bytes += align(rows * floats[i] * 4, BLOB_ALIGN);
     if (g->n_experts > 0) {
