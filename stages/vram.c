@@ -354,7 +354,7 @@ void stat_command(struct stage *s)
     line_u64(&w, "kv_mib", kv_bytes(s) / MIB);
     line_u64(&w, "kv_blocks_max", kv_blocks_max(&s->kv));
     line_u64(&w, "yielded_mib", segments_mib(s, s->yield.n_segments));
-    line_u64(&w, "workspace_mib", workspace_bytes(s) / MIB);
+    line_u64(&w, "workspace_mib", segments_mib(s, x->n_workspace));
     line_u64(&w, "workspace_rows", budget_rows_held(s));
     say_heat(x, &w);
     line_u64(&w, "graph_resident", s->graphs.n_resident);
