@@ -230,8 +230,7 @@ int sizing_choose(struct sizes *z, const struct settings *s, const struct model 
                          "of %" PRIu32,
                          m->geometry.head_dim);
     z->n_sequences = s->parallel + DONORS;
-    bool is_lent = m->geometry.n_experts > 0; /* then a long chunk hardly stands in the way */
-    for (; !is_lent && attempt > 0 && s->chunk == 0 && z->chunk > CHUNK_CPU; attempt--)
+    for (; attempt > 0 && s->chunk == 0 && z->chunk > CHUNK_CPU; attempt--)
         z->chunk /= 4;
     if (z->chunk > z->context)
         z->chunk = z->context;
