@@ -60,13 +60,21 @@ static int held_read(const struct message *m, struct held *h, struct error *err)
         const char *key;
         uint64_t *value;
     } keys[] = {
-        {"weights", &h->weights}, {"kv", &h->kv},
-        {"cache", &h->cache},     {"workspace", &h->workspace},
-        {"stream", &h->stream},   {"link", &h->link},
-        {"blas", &h->blas},       {"context", &h->context},
-        {"free", &h->free},       {"total", &h->total},
-        {"slots", &h->slots},     {"slots_full", &h->slots_full},
-        {"threads", &h->threads}, {"host_registered", &h->host_registered},
+        {"weights", &h->weights},
+        {"kv", &h->kv},
+        {"cache", &h->cache},
+        {"workspace", &h->workspace},
+        {"stream", &h->stream},
+        {"link", &h->link},
+        {"blas", &h->blas},
+        {"context", &h->context},
+        {"free", &h->free},
+        {"total", &h->total},
+        {"slots", &h->slots},
+        {"slots_full", &h->slots_full},
+        {"threads", &h->threads},
+        {"host_registered", &h->host_registered},
+        {"workspace_mib", &h->workspace_mib},
     };
     *h = (struct held){0};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {

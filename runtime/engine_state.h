@@ -53,6 +53,7 @@ struct held { /* HELD, in bytes */
     uint64_t weights, kv, cache, workspace, stream, link, blas, context, free, total, slots,
         slots_full, host_registered;
     uint64_t kv_blocks, kv_blocks_max, block_tokens, threads;
+    uint64_t workspace_mib; /* of its workspace, in MiB: what is lent */
 };
 
 struct chunk_grant {   /* HELD, then CHUNKED, CREDITED, receipts: rows of a prompt's step */

@@ -423,6 +423,7 @@ void held_say(struct stage *s)
     line_u64(&w, "kv_blocks", s->kv.n_blocks);
     line_u64(&w, "kv_blocks_max", kv_blocks_max(&s->kv));
     line_u64(&w, "block_tokens", KV_BLOCK_TOKENS);
+    line_u64(&w, "workspace_mib", segments_mib(s, s->experts.n_workspace));
     line_u64(&w, "workspace_rows", budget_rows_held(s));
     line_u64(&w, "prompt_chunk", budget_rows_lendable(s));
     line_u64(&w, "threads", s->load.n_threads);
