@@ -147,12 +147,25 @@ static const struct said {
     const char *verb;
     void (*take)(struct engine *e, struct peer *p, const struct message *m);
 } table[] = {
-    {"RAN", steps_ran},          {"TOK", steps_tokens},      {"LOGITS", steps_logits},
-    {"PROB", steps_prob},        {"HELLO", bringup_hello},   {"HELD", bringup_held},
-    {"LINKED", bringup_linked},  {"LOADED", said_loaded},    {"PROGRESS", bringup_progress},
-    {"RELEASED", said_released}, {"FORKED", steps_ordered},  {"DROPPED", steps_ordered},
-    {"VRAM", cards_receipt},     {"PONG", said_pong},        {"CREDITED", steps_credited},
-    {"CHUNKED", steps_chunked},  {"HOLDER", vacancy_holder}, {"HOLDERS-DONE", vacancy_holders_done},
+    {"RAN", steps_ran},
+    {"TOK", steps_tokens},
+    {"LOGITS", steps_logits},
+    {"PROB", steps_prob},
+    {"HELLO", bringup_hello},
+    {"HELD", bringup_held},
+    {"LINKED", bringup_linked},
+    {"LOADED", said_loaded},
+    {"PROGRESS", bringup_progress},
+    {"RELEASED", said_released},
+    {"FORKED", steps_ordered},
+    {"DROPPED", steps_ordered},
+    {"VRAM", cards_receipt},
+    {"PONG", said_pong},
+    {"CREDITED", steps_credited},
+    {"CHUNKED", steps_chunked},
+    {"EVENT", steps_event},
+    {"HOLDER", vacancy_holder},
+    {"HOLDERS-DONE", vacancy_holders_done},
 };
 
 static bool verb_is_one(const char *verb)

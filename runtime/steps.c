@@ -228,6 +228,16 @@ void steps_chunk_redecide(struct engine *e, struct peer *p, uint64_t n_rows)
         chunk_tell(e, now);
 }
 
+void steps_event(struct engine *e, struct peer *p, const struct message *m)
+{
+    const char *what = message_bare(m, 0);
+    uint64_t n_rows = 0;
+    if (what == NULL || strcmp(what, "chunk") != 0 || e->phase != PHASE_SERVING)
+        return;
+    if (message_u64(m, "prompt_chunk", 1, UINT32_MAX, &n_rows, NULL) == 0)
+        steps_chunk_redecide(e, p, n_rows);
+}
+
 void steps_chunked(struct engine *e, struct peer *p, const struct message *m)
 {
     uint64_t held = 0, lendable = 0;

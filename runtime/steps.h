@@ -15,6 +15,8 @@ void steps_credited(struct engine *e, struct peer *p, const struct message *m);
 void steps_credits_known(struct engine *e);
 /* CHUNKED: workspace that the card has now. */
 void steps_chunked(struct engine *e, struct peer *p, const struct message *m);
+/* EVENT chunk: it can lend more or less than before, by itself. */
+void steps_event(struct engine *e, struct peer *p, const struct message *m);
 /* Every stage's is known: the smallest counts. */
 void steps_chunks_known(struct engine *e);
 /* A card has changed: n_rows is what it can lend workspace for now, 0: it did not say. Whoever WATCHes hears of another prompt chunk. */

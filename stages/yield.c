@@ -80,6 +80,16 @@ void yield_look(struct stage *s)
     }
 }
 
+/* No receipt tells the coordinator what the card can lend now. */
+static void chunk_tell(struct stage *s)
+{
+    struct line_writer w;
+    line_begin(&w, s->line, sizeof s->line, "EVENT");
+    line_bare(&w, "chunk");
+    line_u64(&w, "prompt_chunk", budget_rows_lendable(s));
+    stage_say(s, &w);
+}
+
 void yield_ended(struct stage *s, size_t n_before, const struct error *driver)
 {
     struct yield *y = &s->yield;
@@ -96,6 +106,8 @@ void yield_ended(struct stage *s, size_t n_before, const struct error *driver)
     }
     if (driver->code != 0)
         stage_log("card %u: foreign memory: %s", s->load.device, driver->text);
+    if (n != n_before)
+        chunk_tell(s);
 }
 
 int yield_timeout(const struct stage *s)
