@@ -60,13 +60,21 @@ static int held_read(const struct message *m, struct held *h, struct error *err)
         const char *key;
         uint64_t *value;
     } keys[] = {
-        {"weights", &h->weights}, {"kv", &h->kv},
-        {"cache", &h->cache},     {"workspace", &h->workspace},
-        {"stream", &h->stream},   {"link", &h->link},
-        {"blas", &h->blas},       {"context", &h->context},
-        {"free", &h->free},       {"total", &h->total},
-        {"slots", &h->slots},     {"slots_full", &h->slots_full},
-        {"threads", &h->threads}, {"host_registered", &h->host_registered},
+        {"weights", &h->weights},
+        {"kv", &h->kv},
+        {"cache", &h->cache},
+        {"workspace", &h->workspace},
+        {"stream", &h->stream},
+        {"link", &h->link},
+        {"blas", &h->blas},
+        {"context", &h->context},
+        {"free", &h->free},
+        {"total", &h->total},
+        {"slots", &h->slots},
+        {"slots_full", &h->slots_full},
+        {"threads", &h->threads},
+        {"host_registered", &h->host_registered},
+        {"workspace_mib", &h->workspace_mib},
     };
     *h = (struct held){0};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
@@ -82,6 +90,15 @@ static int held_read(const struct message *m, struct held *h, struct error *err)
     if (code == EBB_ENOENT)
         code = h->kv_blocks != 0 ? 0 : EBB_ENOENT;
     return code != 0 ? code : message_u64(m, "block_tokens", 1, 65536, &h->block_tokens, err);
+}
+
+/* A stage that does not say has workspace for whole chunks. */
+static void chunk_read(struct peer *p, const struct message *m, uint32_t chunk)
+{
+    uint64_t held = chunk, lendable = chunk;
+    (void)message_u64(m, "workspace_rows", 1, chunk, &held, NULL);
+    (void)message_u64(m, "prompt_chunk", 1, chunk, &lendable, NULL);
+    p->chunk = (struct chunk_grant){.held = (uint32_t)held, .lendable = (uint32_t)lendable};
 }
 
 void bringup_held(struct engine *e, struct peer *p, const struct message *m)
@@ -101,6 +118,7 @@ void bringup_held(struct engine *e, struct peer *p, const struct message *m)
         p->cache_mib = p->held.cache >> 20;
         p->state = PEER_HELD;
         p->grant = (struct kv_grant){.kv_blocks = p->held.kv_blocks};
+        chunk_read(p, m, e->sizes.chunk);
     }
 }
 
@@ -189,6 +207,7 @@ static void load_send(struct engine *e, struct peer *p)
     line_u64(&w, "kv_tokens", e->sizes.kv_tokens);
     line_u64(&w, "kv_tokens_max", e->sizes.kv_tokens_max);
     line_u64(&w, "chunk", e->sizes.chunk);
+    line_u64(&w, "chunk_min", e->sizes.chunk_min);
     processors_add(s, p->card, &w);
     line_key(&w, "kernels", s->kernels != NULL ? s->kernels : "auto");
     line_key(&w, "kv", e->sizes.kv);
@@ -331,6 +350,7 @@ static int credits_open(struct engine *e, struct error *err)
                                 .parallel = e->settings->parallel,
                                 .n_slots = e->sizes.n_sequences,
                                 .chunk = e->sizes.chunk,
+                                .chunk_min = e->sizes.chunk_min,
                                 .context = e->sizes.context,
                                 .n_blocks = UINT32_MAX,
                                 .n_granted = UINT32_MAX,

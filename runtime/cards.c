@@ -15,6 +15,7 @@
 #include <string.h>
 #include "runtime/connection.h"
 #include "runtime/lending.h"
+#include "runtime/steps.h"
 
 static bool concerns(const struct card_command *k, uint32_t device)
 {
@@ -110,11 +111,26 @@ static void vram_start(struct engine *e, struct card_command *k)
     }
 }
 
+static char *line_with(const char *line, const char *key, uint64_t value, const char *end);
+
+/* The run's chunk is what all its cards can lend, so it is known when the last of them has answered. */
+static void receipts_agree(const struct engine *e, struct card_command *k)
+{
+    for (uint32_t i = 0; i < e->n_peers; i++) {
+        char *line = k->lines[i];
+        if (line == NULL)
+            continue;
+        k->lines[i] = line_with(line, " prompt_chunk=", steps_prompt_chunk(e), "");
+        free(line);
+    }
+}
+
 static void vram_finish(struct engine *e, struct card_command *k)
 {
     char last[700];
     uint32_t n_cards = 0;
     const char *lease = k->request.lease;
+    receipts_agree(e, k);
     for (uint32_t i = 0; i < e->n_peers; i++)
         n_cards += k->lines[i] != NULL;
     if (k->refused.code != 0)
@@ -246,6 +262,8 @@ void cards_receipt(struct engine *e, struct peer *p, const struct message *m)
         peer_break(p, EBB_EPEER, "%s", err.text);
         return;
     }
+    steps_chunk_redecide(e, p, r.prompt_chunk);
+    r.prompt_chunk = steps_prompt_chunk(e);
     int n = r.device == p->index ? vram_receipt_write(&r, line, sizeof line - 1) : -1;
     if (n < 0) {
         peer_break(p, EBB_EPEER, "a VRAM receipt of device %" PRIu32 ", it is %" PRIu32, r.device,
@@ -304,7 +322,8 @@ static char *line_without_stage(const struct engine *e, const struct peer *p, en
             " slots_floor=0 resident=0 kv_blocks=%" PRIu64
             " kv_blocks_free=0 sequences=0 prompt_chunk=%" PRIu32
             " steps=0 tokens=0 hits=0 lookups=0 promotions=0 refill_done=0 refill_total=0 kv_mib=0"
-            " kv_blocks_max=%" PRIu64 " yielded_mib=0 heat_resident=0 heat_layers="
+            " kv_blocks_max=%" PRIu64
+            " yielded_mib=0 workspace_mib=0 workspace_rows=0 heat_resident=0 heat_layers="
             " graph_resident=0 graph_misses=0 miss_card_us=0 miss_host_us=0\n",
             p->index, p->card->kind == CARD_CUDA ? "cuda" : "cpu",
             named != NULL ? named : "name= uuid=", plan->layer_first, plan->layer_last,
@@ -417,21 +436,19 @@ void cards_start(struct engine *e, struct card_command *k)
         answer_whole(e, k, is_stat ? "STAT-DONE\n" : "LEDGER-DONE\n");
 }
 
-/* With the base reserve as the coordinator knows it: a stage's own is what LOAD told it, which leases and restarts have a part in.
- * NULL: no memory. */
-static char *answer_copy(const char *line, uint64_t base_mib)
+/* A copy with another value of a key that is followed by more; `end` comes behind it. NULL: no memory. */
+static char *line_with(const char *line, const char *key, uint64_t value, const char *end)
 {
-    static const char key[] = " base_mib=";
     const char *at = strstr(line, key), *after = at != NULL ? at + strlen(key) : line;
     size_t room = strlen(line) + 32;
     char *copy = malloc(room);
     if (copy == NULL)
         return NULL;
     if (at == NULL)
-        (void)snprintf(copy, room, "%s\n", line);
+        (void)snprintf(copy, room, "%s%s", line, end);
     else
-        (void)snprintf(copy, room, "%.*s%" PRIu64 "%s\n", (int)(after - line), line, base_mib,
-                       after + strcspn(after, " "));
+        (void)snprintf(copy, room, "%.*s%" PRIu64 "%s%s", (int)(after - line), line, value,
+                       after + strcspn(after, " "), end);
     return copy;
 }
 
@@ -444,7 +461,9 @@ void cards_answer(struct engine *e, struct peer *p, const char *line, enum reply
     q->first = a->next;
     if (q->first == NULL)
         q->last = NULL;
-    part_answered(e, a->command, p->index, answer_copy(line, e->leases.base_mib[p->index]));
+    /* With the base reserve as the coordinator knows it: a stage's own is what LOAD told it, which leases and restarts have a part in. */
+    part_answered(e, a->command, p->index,
+                  line_with(line, " base_mib=", e->leases.base_mib[p->index], "\n"));
     free(a);
 }
 

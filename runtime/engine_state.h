@@ -53,6 +53,12 @@ struct held { /* HELD, in bytes */
     uint64_t weights, kv, cache, workspace, stream, link, blas, context, free, total, slots,
         slots_full, host_registered;
     uint64_t kv_blocks, kv_blocks_max, block_tokens, threads;
+    uint64_t workspace_mib; /* of its workspace, in MiB: what is lent */
+};
+
+struct chunk_grant {   /* HELD, then CHUNKED, CREDITED, receipts: rows of a prompt's step */
+    uint32_t held;     /* that the card has workspace for */
+    uint32_t lendable; /* that it would have if its cache lent down to the floor */
 };
 
 struct kv_grant { /* HELD, then CREDITED: what the card backs, and its figures at that moment */
@@ -99,6 +105,8 @@ struct peer {
     uint64_t cache_mib; /* its expert cache when it last said so, by HELD or a receipt */
     struct kv_grant grant;
     bool credit_owed; /* CREDITED to come */
+    struct chunk_grant chunk;
+    bool chunk_owed; /* CHUNKED to come */
     uint64_t progress_done, progress_total;
     uint32_t link_wanted, link_done; /* LINK_ bits */
     struct asked_queue stat, ledger;

@@ -187,6 +187,7 @@ uint64_t lending_reserve_to_load(const struct engine *e, const struct peer *p)
     uint64_t in_force = leases_in_force(&e->leases, p->index), bytes = p->free_mib << 20;
     uint64_t took = h->weights + h->kv + h->workspace + h->stream + h->link + h->blas + h->context +
                     (p->cache_mib << 20);
+    took -= h->workspace_mib << 20; /* it does with what it can be lent */
     if (e->phase == PHASE_BRINGUP)
         return in_force;
     uint64_t left = bytes > took ? (bytes - took) >> 20 : 0;

@@ -162,6 +162,8 @@ static const struct said {
     {"VRAM", cards_receipt},
     {"PONG", said_pong},
     {"CREDITED", steps_credited},
+    {"CHUNKED", steps_chunked},
+    {"EVENT", steps_event},
     {"HOLDER", vacancy_holder},
     {"HOLDERS-DONE", vacancy_holders_done},
 };
@@ -308,7 +310,7 @@ void peer_watch(struct engine *e, struct peer *p, uint64_t now)
     if (p->deaf && !p->broken)
         peer_exited(e, p);
     bool owes = e->scheduler != NULL && scheduler_counts(e->scheduler).n_steps > 0;
-    owes = owes || p->credit_owed || p->vram != NULL || p->stat.first != NULL ||
+    owes = owes || p->credit_owed || p->chunk_owed || p->vram != NULL || p->stat.first != NULL ||
            p->ledger.first != NULL;
     if (p->broken || now - p->heard_us < SILENT_US)
         return;

@@ -59,32 +59,54 @@ static uint64_t larger(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-static uint64_t workspace_bytes(const struct model_geometry *g, const struct sizes *z,
-                                bool is_float, bool is_last)
+/* Rows that a layer has buffers of its own for; of a model without routed experts, all. */
+static uint64_t rows_base(const struct model_geometry *g, const struct sizes *z)
 {
-    uint64_t rows = larger(z->chunk, z->n_sequences), d = g->d_model,
-             heads = (uint64_t)g->n_heads * g->head_dim,
+    return larger(g->n_experts > 0 ? z->chunk_min : z->chunk, z->n_sequences);
+}
+
+/* What a layer needs for so many rows at once. */
+static uint64_t layer_bytes(const struct model_geometry *g, uint64_t rows, bool is_float)
+{
+    uint64_t d = g->d_model, heads = (uint64_t)g->n_heads * g->head_dim,
              keys = (uint64_t)g->n_kv_heads * g->head_dim, width = larger(g->d_ff, g->d_shared),
-             used = g->n_experts_used, head_rows = rows < HEAD_ROWS ? rows : HEAD_ROWS;
-    uint64_t floats[] = {d,        d,     keys,  keys,
+             used = g->n_experts_used;
+    uint64_t floats[] = {d,     keys,  keys,
                          heads, /* and q, below */
-                         g->n_rot, width, width, g->d_shared > 0 ? d : 0};
+                         width, width, g->d_shared > 0 ? d : 0};
     uint64_t routed[] = {g->n_experts, used, used, used * d};
     uint64_t bytes =
         align(rows * activation_bytes(larger(larger(d, heads), width), is_float), BLOB_ALIGN) +
         align((rows * heads + 2 * keys) * 4, BLOB_ALIGN);
     for (size_t i = 0; i < sizeof floats / sizeof floats[0]; i++)
         bytes += align(rows * floats[i] * 4, BLOB_ALIGN);
-    if (g->n_experts > 0) {
-        for (size_t i = 0; i < sizeof routed / sizeof routed[0]; i++)
-            bytes += align(rows * routed[i] * 4, BLOB_ALIGN);
+    for (size_t i = 0; g->n_experts > 0 && i < sizeof routed / sizeof routed[0]; i++)
+        bytes += align(rows * routed[i] * 4, BLOB_ALIGN);
+    if (g->n_experts > 0)
         bytes += align(experts_scratch_bytes(g, rows, is_float), BLOB_ALIGN);
-    }
+    return bytes;
+}
+
+static uint64_t workspace_bytes(const struct model_geometry *g, const struct sizes *z,
+                                bool is_float, bool is_last)
+{
+    uint64_t rows = larger(z->chunk, z->n_sequences), base = rows_base(g, z), d = g->d_model,
+             head_rows = base < HEAD_ROWS ? base : HEAD_ROWS;
+    uint64_t bytes = layer_bytes(g, base, is_float) + align(rows * d * 4, BLOB_ALIGN) +
+                     align(rows * g->n_rot * 4, BLOB_ALIGN);
     if (is_last)
         bytes += align(head_rows * d * 4, BLOB_ALIGN) +
                  align(head_rows * g->n_vocab * 4, BLOB_ALIGN) +
                  align((uint64_t)SAMPLE_ROWS * g->n_vocab * CANDIDATE_BYTES, BLOB_ALIGN);
     return bytes;
+}
+
+/* What the layers' buffers take in the pool while they hold a whole chunk. */
+static uint64_t workspace_lent_bytes(const struct model_geometry *g, const struct sizes *z,
+                                     bool is_float)
+{
+    uint64_t rows = larger(z->chunk, z->n_sequences);
+    return rows > rows_base(g, z) ? layer_bytes(g, rows, is_float) : 0;
 }
 
 static uint64_t tile_rows(const struct sizes *z)
@@ -145,6 +167,7 @@ int plan_input_open(struct plan_input *in, const struct model *m, const struct s
         .shared_bytes = is_tied ? head : 0,
         .workspace_bytes = workspace_bytes(g, z, is_float, false),
         .workspace_last_bytes = workspace_bytes(g, z, is_float, true),
+        .workspace_lent_bytes = workspace_lent_bytes(g, z, is_float),
         .link_bytes = link_bytes(g, z),
         .ring_bytes = ring_bytes(g, z),
         .segment_bytes = z->segment_mib * MIB,

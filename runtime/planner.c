@@ -100,6 +100,18 @@ static void cache_fit(struct planner_stage *s, const struct planner_model *m, co
     s->slots = segments * per_segment < s->slots_full ? segments * per_segment : s->slots_full;
 }
 
+/* What a whole cache leaves is workspace for long prompts. */
+static void workspace_lend(struct planner_stage *s, const struct planner_model *m)
+{
+    if (s->slots_full == 0 || s->slots < s->slots_full || m->segment_bytes == 0)
+        return;
+    uint64_t wanted = (m->workspace_lent_bytes + m->segment_bytes - 1) / m->segment_bytes,
+             left = s->left_bytes / m->segment_bytes,
+             lent = (wanted < left ? wanted : left) * m->segment_bytes;
+    s->workspace_bytes += lent;
+    s->left_bytes -= lent;
+}
+
 static void stage_fill(struct planner_stage *s, const struct planner_model *m,
                        const struct planner_card *cards, size_t n_cards, size_t card,
                        const struct range *r)
@@ -128,6 +140,7 @@ static void stage_fill(struct planner_stage *s, const struct planner_model *m,
     uint64_t room = s->fits ? given - s->need_bytes : 0;
     cache_fit(s, m, r, room);
     s->left_bytes = room - s->cache_bytes;
+    workspace_lend(s, m);
     double missed = r->n_routed > 0 ? 1 - mass_at(m, (double)s->slots / r->n_routed) : 0;
     s->misses = missed * m->n_used * r->n_routed;
     s->ns = r->ns + (uint64_t)llround(missed * r->miss_ns) + (first ? 0 : c->speed.hop_ns);

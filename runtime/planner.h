@@ -50,6 +50,8 @@ struct planner_model {
     uint64_t first_bytes, last_bytes;   /* of the embedding; of norm and head */
     uint64_t shared_bytes;              /* counted once where both are on one card */
     uint64_t workspace_bytes, workspace_last_bytes;
+    uint64_t
+        workspace_lent_bytes; /* of whole chunks, beside these: by segments that the cache cannot use */
     uint64_t link_bytes, ring_bytes; /* ring: of link, the tiles that come in */
     uint64_t segment_bytes;
     const double *mass; /* borrowed [n_experts + 1], 0..1 rising; NULL: uniform */

@@ -53,6 +53,7 @@ void recovery_begin(struct engine *e, const struct error *why)
     for (uint32_t i = 0; i < e->n_peers; i++) {
         e->peers[i].n_owed = 0;
         e->peers[i].credit_owed = false;
+        e->peers[i].chunk_owed = false;
     }
     scheduler_reset(e->scheduler);
     requests_charge(e, again, why);
@@ -88,6 +89,8 @@ void recovery_done(struct engine *e)
     for (uint32_t i = 0; i < e->n_peers; i++)
         cards_peer_ready(e, &e->peers[i]);
     steps_credits_known(e);
+    scheduler_lendable(e->scheduler, steps_prompt_chunk(e));
+    steps_chunks_known(e);
     if (was_recovery)
         engine_log(e, "info", "all stages run again, epoch %u", e->epoch);
 }

@@ -71,6 +71,10 @@ int scheduler_open(struct scheduler **out, const struct sched_shape *shape, stru
         s->n_steps_max = STEPS_MAX;
     s->n_orders_max = shape->n_slots + 4;
     s->n_refused = s->n_low = UINT32_MAX;
+    if (s->shape.chunk_min == 0 || s->shape.chunk_min > s->shape.chunk)
+        s->shape.chunk_min = s->shape.chunk;
+    s->chunk_held = s->shape.chunk_min;
+    s->chunk_lendable = s->shape.chunk;
     if (s->shape.n_granted == 0 || s->shape.n_granted > shape->n_blocks)
         s->shape.n_granted = shape->n_blocks;
     s->slot_used = calloc(shape->n_slots, sizeof *s->slot_used);
@@ -455,6 +459,7 @@ void scheduler_reset(struct scheduler *s)
     }
     s->n_orders = 0;
     s->n_asked = 0;
+    s->chunk_asked = 0;
     s->n_refused = s->n_low = UINT32_MAX;
 }
 
@@ -505,6 +510,27 @@ void scheduler_give_back(struct scheduler *s)
     order_add(s, (struct sched_order){.kind = ORDER_CREDIT, .n = needed});
 }
 
+static uint32_t chunk_within(const struct scheduler *s, uint32_t n_rows)
+{
+    if (n_rows < s->shape.chunk_min)
+        return s->shape.chunk_min;
+    return n_rows < s->shape.chunk ? n_rows : s->shape.chunk;
+}
+
+void scheduler_chunked(struct scheduler *s, uint32_t n_rows)
+{
+    s->chunk_held = chunk_within(s, n_rows);
+    if (s->chunk_held < s->chunk_asked)
+        s->chunk_lendable = s->chunk_held;
+    s->chunk_asked = 0;
+}
+
+void scheduler_lendable(struct scheduler *s, uint32_t n_rows)
+{
+    s->chunk_lendable = chunk_within(s, n_rows);
+    s->chunk_held = s->shape.chunk_min;
+}
+
 struct sched_counts scheduler_counts(const struct scheduler *s)
 {
     return (struct sched_counts){.n_waiting = s->waiting.n,
@@ -512,7 +538,10 @@ struct sched_counts scheduler_counts(const struct scheduler *s)
                                  .n_donors = s->donors.n,
                                  .n_steps = s->n_steps,
                                  .n_blocks_free = kv_credit_left(&s->credit),
-                                 .n_credit_asked = s->n_asked};
+                                 .n_credit_asked = s->n_asked,
+                                 .n_chunk_asked = s->chunk_asked,
+                                 .n_chunk_held = s->chunk_held,
+                                 .n_chunk_lendable = s->chunk_lendable};
 }
 
 struct sched_shape scheduler_shape(const struct scheduler *s)

@@ -13,6 +13,10 @@
  *               who knows the time, says so
  *   prompt      chunks of at most `chunk` rows, each a step of its own; chunk k+1 may be in flight
  *               before k is answered
+ *   loans       every stage has workspace for chunks of chunk_min rows. A prompt that has more than
+ *               LOAN_CHUNKS of those to run asks the stages, as far as all of them can, for as
+ *               many rows as it needs, and waits for the answers; when no prompt that runs needs
+ *               more than chunk_min, all is given back
  *   decode      one row a sequence; with n sequences, G groups of about n/G rows are in flight. G is
  *               how many stages can work beside each other: all S of them, unless some take turns on
  *               the same processors, where a larger group reads the weights once for more rows
@@ -37,6 +41,7 @@ struct sched_shape {
     uint32_t n_groups;           /* G, at most n_stages; 0: n_stages */
     uint32_t n_slots;            /* sequence numbers a stage knows, donors included; > parallel */
     uint32_t chunk;              /* rows of a step at most */
+    uint32_t chunk_min;          /* every stage has workspace for; 0: chunk */
     uint32_t context;            /* positions of one sequence at most */
     uint32_t n_blocks, block_tokens; /* KV blocks that the stages may grow to */
     uint32_t n_granted;              /* granted at the start; 0: n_blocks */
@@ -91,6 +96,7 @@ enum sched_order_kind {
     ORDER_DROP,
     ORDER_STEP,
     ORDER_CREDIT,
+    ORDER_CHUNK,
     ORDER_REFUSE
 };
 
@@ -99,9 +105,12 @@ struct sched_order {
     struct sched_seq *seq;   /* START: it was admitted (again, after a reset). REFUSE: it needs n
                                 blocks, which cannot be had; scheduler_end() is due now */
     uint32_t new_slot, slot; /* FORK new old; DROP slot */
-    uint32_t n;              /* FORK; CREDIT: blocks to be granted in all; REFUSE */
+    uint32_t n;              /* FORK; CREDIT: blocks to be granted in all; CHUNK: rows of a
+                                step to have workspace for, chunk_min: no loan; REFUSE */
     struct sched_step *step; /* STEP */
 };
+
+#define LOAN_CHUNKS 2u
 
 struct scheduler;
 
@@ -147,9 +156,17 @@ bool scheduler_has_surplus(const struct scheduler *s);
 /* Asks for no more than that, giving up ended sequences that stand in the way. */
 void scheduler_give_back(struct scheduler *s);
 
+/* The answer to ORDER_CHUNK: rows that every stage has workspace for. */
+void scheduler_chunked(struct scheduler *s, uint32_t n_rows);
+/* Something changed on a card: every stage can lend workspace for n_rows now, and nobody knows what is
+ * left of a loan; the next long prompt asks. */
+void scheduler_lendable(struct scheduler *s, uint32_t n_rows);
+
 struct sched_counts {
     uint32_t n_waiting, n_live, n_donors, n_steps, n_blocks_free;
     uint32_t n_credit_asked; /* ORDER_CREDIT is not answered yet */
+    uint32_t n_chunk_asked;  /* nor ORDER_CHUNK */
+    uint32_t n_chunk_held, n_chunk_lendable;
 };
 struct sched_shape scheduler_shape(const struct scheduler *s);
 struct sched_counts scheduler_counts(const struct scheduler *s);

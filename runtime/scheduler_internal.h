@@ -20,6 +20,10 @@ struct scheduler {
     uint32_t n_asked;   /* blocks of the ORDER_CREDIT that is not answered, 0 none */
     uint32_t n_refused; /* as many were asked for and not granted */
     uint32_t n_low; /* the least that was given back to since it last grew: less brings nothing */
+    uint32_t chunk_asked;    /* rows of the ORDER_CHUNK that is not answered, 0 none */
+    uint32_t chunk_held;     /* every stage has workspace for; what runs needs no more */
+    uint32_t chunk_lendable; /* more is not asked for */
+    bool has_loan;           /* more than chunk_min was asked for since all was given back */
     struct seq_list waiting, live, donors;
     uint64_t turn, order; /* only grow */
     bool *slot_used;      /* owned [n_slots] */

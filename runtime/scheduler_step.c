@@ -1,7 +1,8 @@
 /* runtime/scheduler_step.c - what goes into the next step.
  *
  * A step is either one prompt chunk of one sequence or one row each of several decoding sequences.
- * How many may be in flight: 2 * S with run-ahead (each of S groups has one step running and one
+ * A prompt of many rows may ask for workspace first (scheduler.h), which keeps prompts waiting, not
+ * decode. How many may be in flight: 2 * S with run-ahead (each of S groups has one step running and one
  * queued at the first stage), S + 1 without; prompt steps S + 1.
  *
  * Decode groups. With n decoding sequences and G groups a group has ceil(n / G) rows. Sequences
@@ -56,10 +57,40 @@ static void run_samples(struct scheduler *s, struct sched_step *step, struct sch
     seq->turn = ++s->turn;
 }
 
+static bool chunk_order(struct scheduler *s, struct sched_order *out, uint32_t n_rows)
+{
+    s->chunk_asked = n_rows;
+    s->has_loan = n_rows > s->shape.chunk_min;
+    *out = (struct sched_order){.kind = ORDER_CHUNK, .n = n_rows};
+    return true;
+}
+
+/* A prompt with n_left rows to run is worth a larger chunk than the stages have workspace for. */
+static bool loan_build(struct scheduler *s, struct sched_order *out, uint32_t n_left)
+{
+    uint32_t rows = s->shape.chunk_min;
+    if (n_left <= LOAN_CHUNKS * rows)
+        return false;
+    while (rows < n_left && rows < s->chunk_lendable)
+        rows = rows < s->chunk_lendable / 2 ? 2 * rows : s->chunk_lendable;
+    return rows > s->chunk_held && chunk_order(s, out, rows);
+}
+
+/* What was lent goes back behind the last chunk that could use it. */
+static bool return_build(struct scheduler *s, struct sched_order *out)
+{
+    if (!s->has_loan || s->chunk_asked != 0)
+        return false;
+    for (const struct sched_seq *q = s->live.first; q != NULL; q = q->next)
+        if (q->n_prefill > q->n_fed && q->n_prefill - q->n_fed > s->shape.chunk_min)
+            return false;
+    return chunk_order(s, out, s->shape.chunk_min);
+}
+
 static bool prompt_build(struct scheduler *s, struct sched_order *out)
 {
     struct sched_seq *seq = NULL;
-    if (s->n_prompt_steps > s->shape.n_stages)
+    if (s->n_prompt_steps > s->shape.n_stages || s->chunk_asked != 0)
         return false;
     for (struct sched_seq *q = s->live.first; q != NULL; q = q->next)
         if (q->n_fed < q->n_prefill && (seq == NULL || q->turn < seq->turn))
@@ -67,8 +98,10 @@ static bool prompt_build(struct scheduler *s, struct sched_order *out)
     if (seq == NULL)
         return false;
     uint32_t n_rows = seq->n_prefill - seq->n_fed;
-    if (n_rows > s->shape.chunk)
-        n_rows = s->shape.chunk;
+    if (loan_build(s, out, n_rows))
+        return true;
+    if (n_rows > s->chunk_held)
+        n_rows = s->chunk_held;
     struct sched_step *step = step_take(s, true);
     assert(step != NULL);
     struct sched_run *run = run_add(step, seq, n_rows);
@@ -165,6 +198,8 @@ static bool decode_build(struct scheduler *s, struct sched_order *out)
 
 bool scheduler_build(struct scheduler *s, struct sched_order *out)
 {
+    if (return_build(s, out))
+        return true;
     if (s->n_steps == s->n_steps_max)
         return false;
     if (s->last_was_prompt)

@@ -183,6 +183,11 @@ static int context_choose(struct sizes *z, const struct settings *s, const struc
     return 0;
 }
 
+static uint32_t larger_of(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
 /* Each attempt takes one step: a long chunk that was not asked for comes first, down to a CPU card's
  * (in sizing_choose(), as what KV is chosen by it follows); then half the KV, one context of it, and
  * a quarter of the chunk's rows. A KV size that was asked for stays. */
@@ -233,6 +238,8 @@ int sizing_choose(struct sizes *z, const struct settings *s, const struct model 
     if (s->kv_tokens_max != 0 && z->kv_tokens > s->kv_tokens_max)
         z->kv_tokens = s->kv_tokens_max;
     code = shrink(z, s, attempt, err);
+    z->chunk_min = larger_of(CHUNK_CPU, z->n_sequences);
+    z->chunk_min = z->chunk_min < z->chunk ? z->chunk_min : z->chunk;
     uint64_t most = s->kv_tokens_max != 0 ? s->kv_tokens_max : (uint64_t)z->context * s->parallel;
     most = most < z->kv_tokens ? z->kv_tokens : most;
     z->kv_tokens_max = most < UINT32_MAX ? (uint32_t)most : UINT32_MAX;

@@ -4,7 +4,7 @@
  * Pure arithmetic on the model's geometry, the plan and what each card's HELLO says. It only
  * chooses; whether it fits is for the stage to say, which knows its driver. Given values are taken
  * as they are. A chunk that was not given has 64 rows, 1024 where all cards of the run are CUDA
- * cards.
+ * cards. Workspace for chunk_min of them is every stage's own; for more it is lent by the expert cache.
  */
 #pragma once
 #include "runtime/model/model.h"
@@ -12,7 +12,7 @@
 #include "runtime/settings.h"
 
 struct sizes {
-    uint32_t context, kv_tokens, kv_tokens_max, chunk, n_sequences;
+    uint32_t context, kv_tokens, kv_tokens_max, chunk, chunk_min, n_sequences;
     uint64_t segment_mib;
     const char *kv; /* as LOAD names it: f16, q8_0, f32; constant */
 };

@@ -9,6 +9,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include "runtime/connection.h"
 #include "runtime/recovery.h"
 #include "runtime/request.h"
 #include "runtime/sampling.h"
@@ -101,6 +102,16 @@ static void drop_send(struct engine *e, uint32_t slot)
     order_out(e, &w);
 }
 
+static void chunk_send(struct engine *e, uint32_t n_rows)
+{
+    struct line_writer w;
+    for (uint32_t i = 0; i < e->n_peers; i++)
+        e->peers[i].chunk_owed = true;
+    line_begin(&w, e->line, LINE_BYTES_MAX, "CHUNK");
+    line_bare_i64(&w, n_rows);
+    order_out(e, &w);
+}
+
 static void credit_send(struct engine *e, uint32_t n_blocks)
 {
     struct line_writer w;
@@ -166,12 +177,89 @@ void steps_credited(struct engine *e, struct peer *p, const struct message *m)
         peer_break(p, EBB_EPEER, "CREDITED: %s", err.code != 0 ? err.text : "wants kv_blocks=");
         return;
     }
+    uint64_t lendable = 0;
+    (void)message_u64(m, "prompt_chunk", 1, UINT32_MAX, &lendable, NULL);
     p->grant = g;
     p->n_owed -= p->n_owed > 0;
     if (!p->credit_owed || e->phase != PHASE_SERVING)
         return;
+    steps_chunk_redecide(e, p, lendable);
     p->credit_owed = false;
     steps_credits_known(e);
+}
+
+void steps_chunks_known(struct engine *e)
+{
+    uint32_t held = UINT32_MAX;
+    for (uint32_t i = 0; i < e->n_peers; i++) {
+        if (e->peers[i].chunk_owed)
+            return;
+        held = e->peers[i].chunk.held < held ? e->peers[i].chunk.held : held;
+    }
+    scheduler_chunked(e->scheduler, held);
+}
+
+uint32_t steps_prompt_chunk(const struct engine *e)
+{
+    uint32_t rows = e->sizes.chunk;
+    for (uint32_t i = 0; i < e->n_peers; i++)
+        rows = e->peers[i].chunk.lendable < rows ? e->peers[i].chunk.lendable : rows;
+    return rows;
+}
+
+static void chunk_tell(struct engine *e, uint32_t n_rows)
+{
+    char line[64];
+    int n = snprintf(line, sizeof line, "EVENT chunk prompt_chunk=%" PRIu32 "\n", n_rows);
+    engine_log(e, "info", "prompt chunks of %" PRIu32 " rows at most", n_rows);
+    for (struct connection *c = e->connections; c != NULL; c = c->next)
+        if (c->watches)
+            connection_event(c, line, (size_t)n);
+}
+
+void steps_chunk_redecide(struct engine *e, struct peer *p, uint64_t n_rows)
+{
+    uint32_t before = steps_prompt_chunk(e);
+    if (n_rows > 0)
+        p->chunk.lendable = n_rows < e->sizes.chunk ? (uint32_t)n_rows : e->sizes.chunk;
+    uint32_t now = steps_prompt_chunk(e);
+    scheduler_lendable(e->scheduler, now);
+    if (now != before)
+        chunk_tell(e, now);
+}
+
+void steps_event(struct engine *e, struct peer *p, const struct message *m)
+{
+    const char *what = message_bare(m, 0);
+    uint64_t n_rows = 0;
+    if (what == NULL || strcmp(what, "chunk") != 0 || e->phase != PHASE_SERVING)
+        return;
+    if (message_u64(m, "prompt_chunk", 1, UINT32_MAX, &n_rows, NULL) == 0)
+        steps_chunk_redecide(e, p, n_rows);
+}
+
+void steps_chunked(struct engine *e, struct peer *p, const struct message *m)
+{
+    uint64_t held = 0, lendable = 0;
+    struct error err = {0};
+    int code = message_u64(m, "workspace_rows", 1, UINT32_MAX, &held, &err);
+    if (code == 0)
+        code = message_u64(m, "prompt_chunk", 1, UINT32_MAX, &lendable, &err);
+    if (code != 0) {
+        peer_break(p, EBB_EPEER, "CHUNKED: %s",
+                   err.code != 0 ? err.text : "wants workspace_rows= and prompt_chunk=");
+        return;
+    }
+    p->n_owed -= p->n_owed > 0;
+    p->chunk.held = (uint32_t)held;
+    if (!p->chunk_owed || e->phase != PHASE_SERVING)
+        return;
+    p->chunk_owed = false;
+    uint32_t before = steps_prompt_chunk(e);
+    p->chunk.lendable = lendable < e->sizes.chunk ? (uint32_t)lendable : e->sizes.chunk;
+    if (steps_prompt_chunk(e) != before)
+        chunk_tell(e, steps_prompt_chunk(e));
+    steps_chunks_known(e);
 }
 
 /* KV that nobody needs goes back after a quiet while, so that it does not go to and fro. */
@@ -208,6 +296,7 @@ void steps_pump(struct engine *e)
         case ORDER_DROP: drop_send(e, o.slot); break;
         case ORDER_STEP: step_send(e, o.step); break;
         case ORDER_CREDIT: credit_send(e, o.n); break;
+        case ORDER_CHUNK: chunk_send(e, o.n); break;
         case ORDER_REFUSE: request_refuse(e, &o); break;
         }
     }

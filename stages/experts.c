@@ -79,7 +79,8 @@ static int open_cache(struct experts *x, struct error *err)
             segment_bytes, x->slot_bytes);
     size_t per_segment = segment_bytes / x->slot_bytes;
     size_t n_segments = (x->n_slots_full + per_segment - 1) / per_segment;
-    size_t n_lendable = (set->lendable_bytes + segment_bytes - 1) / segment_bytes;
+    size_t n_lendable = (set->lendable_kv + segment_bytes - 1) / segment_bytes +
+                        (set->lendable_workspace + segment_bytes - 1) / segment_bytes;
     int rc = pool_open(&x->pool, set->driver, segment_bytes, n_segments + n_lendable, err);
     if (rc != 0)
         return rc;
@@ -156,13 +157,13 @@ void experts_close(struct experts *x)
 int experts_grow(struct experts *x, size_t n_segments, size_t *reached, struct error *err)
 {
     size_t held = 0, freed = 0;
-    int rc = pool_hold(&x->pool, n_segments + x->n_lent, &held, err);
+    int rc = pool_hold(&x->pool, n_segments + experts_n_lent(x), &held, err);
     held = experts_n_held(x);
     if (held > x->n_segments_full)
         held = x->n_segments_full;
     int rc2 = cache_grow(x->cache, held, reached, rc == 0 ? err : NULL);
     if (*reached < held) /* what could not be mapped is not kept */
-        (void)pool_hold(&x->pool, *reached + x->n_lent, &freed, NULL);
+        (void)pool_hold(&x->pool, *reached + experts_n_lent(x), &freed, NULL);
     return rc != 0 ? rc : rc2;
 }
 
@@ -304,7 +305,7 @@ int experts_shrink_end(struct experts *x, size_t *reached, struct error *err)
         point_to_slot(x, x->plan.moves[i].key, x->plan.moves[i].slot_to);
     size_t n_segments = 0, held = 0;
     int rc = cache_shrink_end(x->cache, &n_segments, err);
-    size_t keep = n_segments + x->n_lent; /* a shrink makes nothing */
+    size_t keep = n_segments + experts_n_lent(x); /* a shrink makes nothing */
     if (keep > x->pool.n_held)
         keep = x->pool.n_held;
     int rc2 = pool_hold(&x->pool, keep, &held, rc == 0 ? err : NULL);

@@ -27,7 +27,8 @@ struct experts_settings {
     size_t segment_bytes;
     struct expert_address *addresses; /* borrowed [n_layers][n_experts] */
     uint32_t *heat;                   /* borrowed [n_layers][n_experts], counted by kernels */
-    size_t lendable_bytes;            /* of the pool, that others may hold beside a whole cache */
+    size_t lendable_kv,
+        lendable_workspace; /* bytes of the pool that they may hold beside a whole cache */
 };
 
 struct expert_layout { /* of a layer's experts in a slot */
@@ -41,7 +42,8 @@ struct experts {
     uint32_t *layers;              /* owned [n_groups]: the stage's layer of each */
     struct expert_layout *layouts; /* owned [n_groups] */
     struct pool pool;
-    size_t n_lent; /* segments of the pool that are another's, or are about to be (budget.c) */
+    size_t n_kv,
+        n_workspace;     /* segments of the pool that are theirs, or are about to be (budget.c) */
     struct cache *cache; /* NULL: the model has no experts */
     size_t slot_bytes, n_slots_full, n_segments_full, n_segments_floor;
     struct exec_stream *upload;
@@ -62,10 +64,15 @@ struct experts {
 int experts_open(struct experts *x, const struct experts_settings *settings, struct error *err);
 void experts_close(struct experts *x); /* uploads must have ended */
 
+static inline size_t experts_n_lent(const struct experts *x)
+{
+    return x->n_kv + x->n_workspace;
+}
+
 /* What the pool holds for the cache. */
 static inline size_t experts_n_held(const struct experts *x)
 {
-    return x->pool.n_held > x->n_lent ? x->pool.n_held - x->n_lent : 0;
+    return x->pool.n_held > experts_n_lent(x) ? x->pool.n_held - experts_n_lent(x) : 0;
 }
 
 /* Every expert of the stage is in a slot of the card. */
@@ -74,7 +81,7 @@ static inline bool experts_are_resident(const struct experts *x)
     return x->cache == NULL || cache_n_resident(x->cache) == x->n_slots_full;
 }
 
-/* Brings the cache to n_segments of the pool, which holds n_lent beside them. *reached is what it is; partial success is success with an err to tell. */
+/* Brings the cache to n_segments of the pool, which holds what is lent beside them. *reached is what it is; partial success is success with an err to tell. */
 int experts_grow(struct experts *x, size_t n_segments, size_t *reached, struct error *err);
 
 /* At a boundary. 1 = no upload runs now, 0 = one does, < 0 = a copy failed. */

@@ -2,7 +2,8 @@
  *
  * A layer: hidden += o(attention(rope(q), rope(k), v)) of the normed rows; then hidden += the feed-forward of the normed rows, which is
  * dense, or routed experts with or without a shared one. What a model lacks (biases, norms of q and k, a shared expert) has no weight
- * and is passed over. Owns nothing; launches on the stream it is given, in order, until one fails.
+ * and is passed over. More rows than the layers' buffers hold go through a layer piece after piece: rows are their own, but for the keys
+ * and values of earlier ones, which earlier pieces have stored. Owns nothing; launches on the stream it is given, in order, until one fails.
  * Threads: the control thread.
  */
 #include "stages/forward.h"
@@ -12,7 +13,8 @@ struct pass {
     struct forward *f;
     const struct kernel_set *k;
     const struct model_geometry *g;
-    size_t n_rows;
+    size_t n_rows, first;   /* first: in the step */
+    float *hidden, *angles; /* of these rows */
     struct exec_stream *s;
     int rc;
 };
@@ -28,7 +30,23 @@ struct pass {
 
 static struct pass pass_begin(struct forward *f, size_t n_rows, struct exec_stream *s)
 {
-    return (struct pass){.f = f, .k = f->kernels, .g = f->shape.geometry, .n_rows = n_rows, .s = s};
+    return (struct pass){.f = f,
+                         .k = f->kernels,
+                         .g = f->shape.geometry,
+                         .n_rows = n_rows,
+                         .hidden = f->hidden,
+                         .angles = f->angles,
+                         .s = s};
+}
+
+/* Rows [first, first + n) of the step. */
+static struct pass pass_of(struct forward *f, size_t first, size_t n, struct exec_stream *s)
+{
+    struct pass p = pass_begin(f, n, s);
+    p.first = first;
+    p.hidden += first * p.g->d_model;
+    p.angles += first * p.g->n_rot;
+    return p;
 }
 
 static bool is_quantised(const struct weight *w)
@@ -82,7 +100,7 @@ static void norm_quantize(struct pass *p, const struct weight *weight, bool want
 {
     struct forward *f = p->f;
     size_t n = p->g->d_model;
-    struct rmsnorm_args args = {.x = f->hidden,
+    struct rmsnorm_args args = {.x = p->hidden,
                                 .weight = weight->data,
                                 .y = f->normed,
                                 .n_rows = p->n_rows,
@@ -90,7 +108,7 @@ static void norm_quantize(struct pass *p, const struct weight *weight, bool want
                                 .eps = p->g->rms_eps};
     if (wanted && FUSED(p, rmsnorm_quantize, .norm = args, .a = f->activations))
         return;
-    norm(p, f->hidden, weight, n, f->normed);
+    norm(p, p->hidden, weight, n, f->normed);
     quantize(p, f->normed, n, wanted);
 }
 
@@ -106,7 +124,7 @@ static struct head_rope_args rotation(const struct pass *p, float *x, size_t n_h
                                    .n_half = g->n_rot / 2,
                                    .norm_weight = g->qk_norm_whole ? NULL : weight->data,
                                    .eps = g->rms_eps,
-                                   .angles = p->f->angles,
+                                   .angles = p->angles,
                                    .halves = g->rope_halves};
 }
 
@@ -188,7 +206,7 @@ static void attention(struct pass *p, const struct layer_weights *w, const struc
         LAUNCH_ARGS(p, attention, &args);
         quantize(p, f->attended, heads, is_quantised(&w->o));
     }
-    product(p, &w->o, &w->o_bias, f->attended, (struct shape){heads, g->d_model}, f->hidden, true);
+    product(p, &w->o, &w->o_bias, f->attended, (struct shape){heads, g->d_model}, p->hidden, true);
 }
 
 /* y (+)= down(silu(gate x) * up x), x = the normed rows, also in f->activations. */
@@ -251,7 +269,7 @@ static void routed_experts(struct pass *p, const struct layer_weights *w,
            .n_in = g->d_model, .n_experts = g->n_experts, .n_used = g->n_experts_used,
            .n_rows = p->n_rows, .renormalise = g->router_renormalise, .scale = g->router_scale,
            .logits = f->router_logits, .ids = f->routed, .mix = f->mix,
-           .positions = f->card_in.positions);
+           .positions = f->card_in.positions + p->first);
     const int32_t *here = misses_ask(p, layer);
     LAUNCH(p, experts, .gate_type = m->gate_exps.type, .up_type = m->up_exps.type,
            .down_type = m->down_exps.type, .addresses = f->card_in.addresses + layer * g->n_experts,
@@ -259,18 +277,18 @@ static void routed_experts(struct pass *p, const struct layer_weights *w,
            .n_used = g->n_experts_used, .n_rows = p->n_rows, .x = f->normed, .a = f->activations,
            .ids = here != NULL ? here : f->routed, .scratch = f->experts_scratch,
            .outputs = f->expert_outputs, .heat = f->card_out.heat + layer * g->n_experts,
-           .hits = f->card_out.hits);
+           .hits = f->card_out.hits + p->first);
     if (here != NULL)
         misses_take(p);
     LAUNCH(p, combine, .outputs = f->expert_outputs, .mix = f->mix, .ids = f->routed,
            .d_model = g->d_model, .n_used = g->n_experts_used, .n_rows = p->n_rows,
-           .hidden = f->hidden);
+           .hidden = p->hidden);
     if (w->gate_shared.data == NULL)
         return;
     feed_forward(p, &w->gate_shared, &w->up_shared, &w->down_shared, g->d_shared, f->shared_output,
                  false);
     LAUNCH(p, shared_add, .gate = w->shared_router.data, .x = f->normed, .y = f->shared_output,
-           .n_rows = p->n_rows, .n = g->d_model, .hidden = f->hidden);
+           .n_rows = p->n_rows, .n = g->d_model, .hidden = p->hidden);
 }
 
 int forward_begin(struct forward *f, const struct weights *w, size_t n_rows, bool embed,
@@ -288,26 +306,39 @@ int forward_begin(struct forward *f, const struct weights *w, size_t n_rows, boo
     return p.rc;
 }
 
-int forward_layer(struct forward *f, const struct weights *w, const struct kv *kv,
-                  const struct model_layer *m, size_t layer, size_t n_rows, struct exec_stream *s)
+/* A layer for the rows of one pass. */
+static int layer_pass(struct pass *p, const struct weights *w, const struct kv *kv,
+                      const struct model_layer *m, size_t layer)
 {
-    struct pass p = pass_begin(f, n_rows, s);
+    const struct forward_in *in = &p->f->card_in;
     const struct layer_weights *l = &w->layers[layer];
     struct kv_view view =
-        kv_layer(kv, layer, f->card_in.tables, f->card_in.row_sequence, f->card_in.positions);
-    attention(&p, l, &view);
+        kv_layer(kv, layer, in->tables, in->row_sequence + p->first, in->positions + p->first);
+    attention(p, l, &view);
     bool routed = l->router.data != NULL;
     const struct weight *gate =
         routed ? &(struct weight){m->gate_exps.type, m->gate_exps.data} : &l->gate;
     const struct weight *up = routed ? &(struct weight){m->up_exps.type, m->up_exps.data} : &l->up;
-    norm_quantize(&p, &l->ffn_norm,
+    norm_quantize(p, &l->ffn_norm,
                   is_quantised(gate) || is_quantised(up) || is_quantised(&l->gate_shared) ||
                       is_quantised(&l->up_shared));
     if (routed)
-        routed_experts(&p, l, m, layer);
+        routed_experts(p, l, m, layer);
     else
-        feed_forward(&p, &l->gate, &l->up, &l->down, p.g->d_ff, f->hidden, true);
-    return p.rc;
+        feed_forward(p, &l->gate, &l->up, &l->down, p->g->d_ff, p->hidden, true);
+    return p->rc;
+}
+
+int forward_layer(struct forward *f, const struct weights *w, const struct kv *kv,
+                  const struct model_layer *m, size_t layer, size_t n_rows, struct exec_stream *s)
+{
+    int rc = 0;
+    for (size_t first = 0; rc == 0 && first < n_rows; first += f->rows) {
+        size_t n = n_rows - first < f->rows ? n_rows - first : f->rows;
+        struct pass p = pass_of(f, first, n, s);
+        rc = layer_pass(&p, w, kv, m, layer);
+    }
+    return rc;
 }
 
 /* The normaliser and the k largest logits of row r of a pass; sampling left the logits as they were. */

@@ -61,7 +61,7 @@ int graphs_open(struct graphs *g, struct exec_stream *s, struct error *err)
     g->n_sizes = 0;
     if (!shape->exec->is_device)
         return 0;
-    size_t most = shape->n_rows < GRAPH_ROWS_MAX ? shape->n_rows : GRAPH_ROWS_MAX;
+    size_t most = shape->rows_base < GRAPH_ROWS_MAX ? shape->rows_base : GRAPH_ROWS_MAX;
     int rc = 0;
     for (size_t rows = 1; rc == 0; rows *= 2) {
         size_t n = rows < most ? rows : most, i = g->n_sizes++;

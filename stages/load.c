@@ -131,6 +131,8 @@ static int read_numbers(const struct message *m, struct load_settings *l, struct
     if (rc == 0)
         rc = read_u32(m, "chunk", 1, 1u << 16, &l->chunk, err);
     if (rc == 0)
+        rc = read_u32(m, "chunk_min", 1, l->chunk, &l->chunk_min, err);
+    if (rc == 0)
         rc = read_u32(m, "threads", 1, 1024, &l->n_threads, err);
     if (rc == 0)
         rc = read_u32(m, "epoch", 0, UINT32_MAX, &l->epoch, err);
@@ -279,7 +281,7 @@ static size_t kv_blocks_for(uint64_t tokens)
     return (size_t)((tokens + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS);
 }
 
-/* The experts' sizes and the pool, without a segment yet, that KV grows from: of as many segments as both may hold. */
+/* The experts' sizes and the pool, without a segment yet, that KV and the workspace grow from: of as many segments as all may hold. */
 static int open_experts(struct stage *s, const struct kv_shape *ks, struct error *err)
 {
     struct experts_settings es = {.model = s->model,
@@ -292,9 +294,25 @@ static int open_experts(struct stage *s, const struct kv_shape *ks, struct error
                                   .segment_bytes = (size_t)(s->load.segment_mib * MIB),
                                   .addresses = s->forward.in.addresses,
                                   .heat = s->forward.out.heat,
-                                  .lendable_bytes =
-                                      (ks->n_blocks_max - ks->n_blocks) * kv_block_bytes(ks)};
-    return experts_open(&s->experts, &es, err);
+                                  .lendable_kv =
+                                      (ks->n_blocks_max - ks->n_blocks) * kv_block_bytes(ks),
+                                  .lendable_workspace = forward_lendable_bytes(&s->forward)};
+    int rc = experts_open(&s->experts, &es, err);
+    return rc == 0 && s->experts.cache != NULL
+               ? forward_lend_open(&s->forward, &s->experts.pool, err)
+               : rc;
+}
+
+/* Rows that have workspace for life: all, where there is no pool of which more could be lent. */
+static size_t rows_base(const struct stage *s)
+{
+    const struct load_settings *l = &s->load;
+    size_t least = l->chunk_min > l->n_sequences ? l->chunk_min : l->n_sequences;
+    bool may_borrow = l->chunk_min > 0 && s->model->geometry.n_experts > 0;
+    for (uint32_t i = l->layer_first; may_borrow && i <= l->layer_last; i++)
+        if (s->model->layers[i].router.data != NULL)
+            return least;
+    return 0;
 }
 
 /* What is not elastic: workspace, weights, KV of the start, link tiles. */
@@ -304,6 +322,7 @@ static int open_fixed(struct stage *s, struct error *err)
     struct forward_shape fs = {.geometry = g,
                                .n_layers = s->n_layers,
                                .n_rows = s->queue.rows_max,
+                               .rows_base = rows_base(s),
                                .n_sequences = s->load.n_sequences,
                                .table_stride =
                                    (s->load.context + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS,
@@ -433,6 +452,20 @@ static int open_device(struct stage *s, struct error *err)
     return rc == 0 ? graphs_open(&s->graphs, s->compute, err) : rc;
 }
 
+/* What the card has beside everything else is workspace from the start: a prompt of many rows borrows nothing then. After the graphs,
+ * which are of the addresses that are there for life. */
+static void open_workspace(struct stage *s)
+{
+    struct error err = {0};
+    struct experts *x = &s->experts;
+    struct vram_split wanted = vram_wanted(s, s->load.reserve_mib, &err);
+    wanted.cache = experts_n_held(x); /* its part is had already */
+    if (x->cache != NULL && err.code == 0 && wanted.workspace > x->n_workspace)
+        vram_grow(s, &wanted, &err);
+    if (err.code != 0)
+        stage_log("card %u: %s", s->load.device, err.text);
+}
+
 void load_release(struct stage *s)
 {
     const struct exec_driver *exec = s->platform->exec;
@@ -440,6 +473,7 @@ void load_release(struct stage *s)
         exec->stream_close(s->compute); /* drains: from here on nothing of ours runs */
     s->compute = NULL;
     kv_close(&s->kv);
+    forward_lend_close(&s->forward);
     experts_close(&s->experts);
     graphs_close(&s->graphs);
     misses_close(&s->misses);
@@ -459,7 +493,8 @@ void load_release(struct stage *s)
     s->model = NULL;
     trace_close(&s->trace);
     s->vram_moving = false;
-    s->kv_moving = KV_STILL;
+    s->moving = MOVING_NOTHING;
+    s->chunk_asked = false;
     s->n_vram = 0;
     turn_give(s);
     s->state = STAGE_EMPTY;
@@ -490,6 +525,8 @@ void load_command(struct stage *s, const struct message *m)
         rc = open_device(s, &err);
     if (rc == 0)
         rc = open_trace(s, &err);
+    if (rc == 0)
+        open_workspace(s);
     if (rc != 0) {
         load_release(s);
         stage_refuse(s, "-", &err);

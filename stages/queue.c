@@ -1,4 +1,4 @@
-/* stages/queue.c - what the coordinator asks for, in order: ROWS lines gather into a step, STEP closes it; FORK, DROP and CREDIT take
+/* stages/queue.c - what the coordinator asks for, in order: ROWS lines gather into a step, STEP closes it; FORK, DROP, CREDIT and CHUNK take
  * their place between steps.
  *
  * A ring of QUEUE_MAX items whose row arrays are made once, at LOAD. A wrong line spoils only its own step: the rest of that step's
@@ -352,7 +352,18 @@ void queue_credit(struct stage *s, const struct message *m)
 {
     struct error err = {0};
     struct item *it = item_between(s, ITEM_CREDIT, m, &err);
-    int rc = it == NULL ? err.code : bare_u32(m, 0, &it->n_blocks, &err);
+    int rc = it == NULL ? err.code : bare_u32(m, 0, &it->n_wanted, &err);
+    if (rc != 0)
+        stage_refuse(s, "-", &err);
+    else
+        s->queue.n_used++;
+}
+
+void queue_chunk(struct stage *s, const struct message *m)
+{
+    struct error err = {0};
+    struct item *it = item_between(s, ITEM_CHUNK, m, &err);
+    int rc = it == NULL ? err.code : bare_u32(m, 0, &it->n_wanted, &err);
     if (rc != 0)
         stage_refuse(s, "-", &err);
     else

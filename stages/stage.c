@@ -136,13 +136,21 @@ static const struct verb_entry {
     unsigned states; /* in which it may come */
     void (*run)(struct stage *s, const struct message *m);
 } verbs[] = {
-    {"PING", IN_ANY, ping_command},        {"QUIT", IN_ANY, quit_command},
-    {"LOAD", IN_EMPTY, load_command},      {"GO", IN_HELD, go_command},
-    {"RELEASE", IN_HELD, release_command}, {"ROWS", IN_SERVING, queue_rows},
-    {"STEP", IN_SERVING, queue_step},      {"CANCEL", IN_SERVING, queue_cancel},
-    {"FORK", IN_SERVING, queue_fork},      {"DROP", IN_SERVING, queue_drop},
-    {"CREDIT", IN_SERVING, queue_credit},  {"VRAM", IN_ANY & ~IN_EMPTY, vram_command},
-    {"STAT", IN_ANY, stat_line},           {"LEDGER", IN_ANY, ledger_line},
+    {"PING", IN_ANY, ping_command},
+    {"QUIT", IN_ANY, quit_command},
+    {"LOAD", IN_EMPTY, load_command},
+    {"GO", IN_HELD, go_command},
+    {"RELEASE", IN_HELD, release_command},
+    {"ROWS", IN_SERVING, queue_rows},
+    {"STEP", IN_SERVING, queue_step},
+    {"CANCEL", IN_SERVING, queue_cancel},
+    {"FORK", IN_SERVING, queue_fork},
+    {"DROP", IN_SERVING, queue_drop},
+    {"CREDIT", IN_SERVING, queue_credit},
+    {"CHUNK", IN_SERVING, queue_chunk},
+    {"VRAM", IN_ANY & ~IN_EMPTY, vram_command},
+    {"STAT", IN_ANY, stat_line},
+    {"LEDGER", IN_ANY, ledger_line},
     {"HOLDERS", IN_ANY, holders_command},
 };
 

@@ -9,7 +9,8 @@
  *   stage.c   the loop and the program        load.c   LOAD, HELD, GO, RELEASE        links.c  LINK, tiles and ids
  *   queue.c   ROWS, STEP, FORK, DROP, CANCEL  run.c    executes the queue              vram.c   VRAM, STAT, LEDGER
  *   others.c  HOLDERS, host memory            yield.c  gives way to foreign memory    turn.c   one of a card's stages at a time
- *   budget.c  CREDIT: what KV takes from the expert cache and gives back          link_room.c  memory that NCCL takes
+ *   budget.c  CREDIT, CHUNK: what KV and the workspace take from the expert cache and give back
+ *   link_room.c  memory that NCCL takes
  */
 #pragma once
 #include "protocol/channel.h"
@@ -48,7 +49,7 @@ struct load_settings {
     uint64_t reserve_mib, segment_mib, kv_tokens, kv_tokens_max, host_mib;
     bool yields;
     uint64_t yield_quiet_us;
-    uint32_t context, n_sequences, chunk, n_threads, epoch;
+    uint32_t context, n_sequences, chunk, chunk_min, n_threads, epoch;
     char kernels[16];
     char heat_file[4096]; /* "": none */
     enum kv_type kv;
@@ -76,7 +77,7 @@ struct step_token { /* id >= 0, or the token sampled in `step` for `row` */
     uint64_t step;
 };
 
-enum item_kind { ITEM_STEP, ITEM_FORK, ITEM_DROP, ITEM_CREDIT };
+enum item_kind { ITEM_STEP, ITEM_FORK, ITEM_DROP, ITEM_CREDIT, ITEM_CHUNK };
 
 struct item {
     enum item_kind kind;
@@ -91,7 +92,7 @@ struct item {
     struct sample_bias *biases;          /* owned [n_sampled_max][FORWARD_BIAS_MAX] */
     struct error broken;                 /* what was wrong with a line of it */
     uint32_t seq_new, seq_old, n_shared; /* FORK; DROP uses seq_old */
-    uint32_t n_blocks;                   /* CREDIT */
+    uint32_t n_wanted;                   /* blocks of CREDIT, rows of CHUNK */
 };
 
 struct queue {
@@ -117,7 +118,7 @@ struct runner {
     uint64_t started_us, launched_us; /* of the step; its first layer */
 };
 
-enum kv_moving { KV_STILL, KV_GROWS, KV_SHRINKS };
+enum moving { MOVING_NOTHING, MOVING_KV_GROWS, MOVING_KV_SHRINKS, MOVING_WORKSPACE_GROWS };
 
 enum link_way { LINK_IN, LINK_OUT, LINK_BACK_IN, LINK_BACK_OUT, LINK_N_WAYS };
 
@@ -201,7 +202,9 @@ struct stage {
     struct yield yield;
     struct turn turn;
 
-    enum kv_moving kv_moving; /* a CREDIT's copies are on the compute stream */
+    enum moving moving; /* the copies of a CREDIT or a CHUNK are on the compute stream */
+    bool
+        chunk_asked; /* the last CHUNK asked for more rows than the smallest: what is lent is in use */
 
     uint64_t n_steps, n_tokens, n_hits, n_lookups; /* tokens: sampled in its steps, here or later */
     struct trace trace;
@@ -267,6 +270,7 @@ void queue_cancel(struct stage *s, const struct message *m);
 void queue_fork(struct stage *s, const struct message *m);
 void queue_drop(struct stage *s, const struct message *m);
 void queue_credit(struct stage *s, const struct message *m);
+void queue_chunk(struct stage *s, const struct message *m);
 struct item *queue_first(struct queue *q);
 void queue_pop(struct queue *q);
 
@@ -307,10 +311,16 @@ uint64_t host_bytes(const struct stage *s, uint64_t registered_bytes);
 int host_budget_check(const struct stage *s, struct error *err);
 
 /* budget.c */
-bool budget_is_next(const struct stage *s); /* a CREDIT is the queue's first, and no step runs */
+bool budget_is_next(
+    const struct stage *s); /* a CREDIT or a CHUNK is the queue's first, and no step runs */
 /* At a boundary, with budget_is_next(): serves it. False: uploads or copies that run must end first. */
 bool budget_begin(struct stage *s);
 void budget_finish(struct stage *s); /* at a boundary: what the copies were made for */
+/* The workspace to n_segments of the pool, where nothing is queued; more only as far as segments lie free. False: the driver would not. */
+bool budget_workspace(struct stage *s, size_t n_segments);
+/* Rows of a step for which there is workspace, and for which there would be if the cache lent down to its floor. */
+uint32_t budget_rows_held(const struct stage *s);
+uint32_t budget_rows_lendable(const struct stage *s);
 
 /* vram.c */
 void vram_command(struct stage *s, const struct message *m);
@@ -323,6 +333,17 @@ void ledger_read(struct stage *s, struct ledger *out);
 void held_say(struct stage *s);
 /* What n segments of the card's pool are. */
 uint64_t segments_mib(const struct stage *s, size_t n);
-/* Segments the cache may have so that reserve_mib stays free, between the floor and everything. Where the
- * driver will not say what is free, what is held, and err has its words. */
-size_t vram_segments_wanted(struct stage *s, uint64_t reserve_mib, struct error *err);
+/* Segments that a VRAM command moves: all of the pool but KV's. */
+static inline size_t vram_n_segments(const struct stage *s)
+{
+    return experts_n_held(&s->experts) + s->experts.n_workspace;
+}
+struct vram_split { /* segments */
+    size_t cache, workspace;
+};
+/* What cache and workspace may have so that reserve_mib stays free: the cache between its floor and everything, the workspace from
+ * nothing to all rows. Less is taken from a workspace that nobody uses, then from the cache, then from one in use; more goes to the
+ * cache first. Where the driver will not say what is free, what they have, and err has its words. */
+struct vram_split vram_wanted(struct stage *s, uint64_t reserve_mib, struct error *err);
+/* Makes segments for such a split of more than there are, cache first. What cannot be had is told in err. */
+void vram_grow(struct stage *s, const struct vram_split *wanted, struct error *err);

@@ -18,24 +18,70 @@ static struct vmm_memory memory_now(struct stage *s)
     return mem;
 }
 
-size_t vram_segments_wanted(struct stage *s, uint64_t reserve_mib, struct error *err)
+static size_t smaller(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* No prompt that runs or was announced needs more than the smallest workspace. */
+static bool workspace_is_idle(const struct stage *s)
+{
+    bool runs = s->run.phase != RUN_IDLE && s->run.item->n_rows > s->forward.shape.rows_base;
+    return !runs && !s->chunk_asked;
+}
+
+static void split_shrink(const struct stage *s, struct vram_split *split, size_t less)
+{
+    size_t floor = s->experts.n_segments_floor;
+    size_t idle = workspace_is_idle(s) ? smaller(split->workspace, less) : 0;
+    less -= idle;
+    size_t cache = smaller(split->cache > floor ? split->cache - floor : 0, less);
+    less -= cache;
+    split->cache -= cache;
+    split->workspace -= idle + smaller(split->workspace - idle, less);
+}
+
+static void split_grow(const struct stage *s, struct vram_split *split, size_t more)
+{
+    size_t full = s->experts.n_segments_full;
+    size_t cache = smaller(full > split->cache ? full - split->cache : 0, more);
+    size_t most = forward_segments_for(&s->forward, s->forward.shape.n_rows);
+    split->cache += cache;
+    split->workspace +=
+        smaller(most > split->workspace ? most - split->workspace : 0, more - cache);
+}
+
+struct vram_split vram_wanted(struct stage *s, uint64_t reserve_mib, struct error *err)
 {
     const struct experts *x = &s->experts;
+    struct vram_split split = {experts_n_held(x), x->n_workspace};
     struct vmm_memory mem;
-    if (x->cache == NULL)
-        return 0;
-    if (s->memory.memory(&s->memory, &mem, err) != 0)
-        return experts_n_held(x);
+    if (x->cache == NULL || s->memory.memory(&s->memory, &mem, err) != 0)
+        return split;
     uint64_t reserve = reserve_mib * MIB;
-    size_t wanted = experts_n_held(x),
-           less = pool_segments_to_release(reserve, mem.free_bytes, x->pool.segment_bytes);
+    size_t less = pool_segments_to_release(reserve, mem.free_bytes, x->pool.segment_bytes);
     if (less > 0)
-        wanted = wanted > less ? wanted - less : 0;
+        split_shrink(s, &split, less);
     else
-        wanted += pool_segments_to_take(reserve, mem.free_bytes, x->pool.segment_bytes);
-    if (wanted > x->n_segments_full)
-        wanted = x->n_segments_full;
-    return wanted < x->n_segments_floor ? x->n_segments_floor : wanted;
+        split_grow(s, &split,
+                   pool_segments_to_take(reserve, mem.free_bytes, x->pool.segment_bytes));
+    if (split.cache > x->n_segments_full)
+        split.cache = x->n_segments_full;
+    if (split.cache < x->n_segments_floor)
+        split.cache = x->n_segments_floor;
+    return split;
+}
+
+void vram_grow(struct stage *s, const struct vram_split *wanted, struct error *err)
+{
+    struct experts *x = &s->experts;
+    size_t reached, n_more = 0;
+    (void)experts_grow(x, wanted->cache, &reached, err);
+    if (wanted->workspace <= x->n_workspace || reached < wanted->cache)
+        return;
+    n_more = wanted->workspace - x->n_workspace;
+    (void)pool_hold(&x->pool, x->pool.n_held + n_more, &reached, err);
+    (void)budget_workspace(s, x->n_workspace + smaller(x->pool.n_free, n_more));
 }
 
 uint64_t segments_mib(const struct stage *s, size_t n)
@@ -62,8 +108,8 @@ static const char *shortfall_reason(const struct stage *s, const struct vmm_memo
 {
     if (driver->code != 0)
         return "driver";
-    if (s->experts.n_lent > 0 &&
-        mem->free_bytes + segments_mib(s, s->experts.n_lent) * MIB >= s->reserve_mib * MIB)
+    if (s->experts.n_kv > 0 &&
+        mem->free_bytes + segments_mib(s, s->experts.n_kv) * MIB >= s->reserve_mib * MIB)
         return "loan"; /* KV blocks that were promised are in the way */
     if (mem->foreign_bytes > 0 && mem->own_bytes + s->reserve_mib * MIB <= mem->total_bytes)
         return "foreign"; /* without the others it would be free */
@@ -85,9 +131,9 @@ static void receipt_say(struct stage *s, const struct vmm_memory *mem, const str
         .before_mib = s->vram_before_mib,
         .free_mib = mem->free_bytes / MIB,
         .freed_mib = (int64_t)segments_mib(s, s->vram_segments_before) -
-                     (int64_t)segments_mib(s, experts_n_held(&s->experts)),
+                     (int64_t)segments_mib(s, vram_n_segments(s)),
         .foreign_mib = mem->foreign_bytes / MIB,
-        .prompt_chunk = s->load.chunk,
+        .prompt_chunk = budget_rows_lendable(s),
         .wait_us = s->vram_started_us - p->arrived_us,
         .us = now - s->vram_started_us,
         .reason = "ok",
@@ -147,12 +193,13 @@ static bool vram_begin(struct stage *s)
         s->reserve_mib = p->to_start ? s->load.reserve_mib : p->reserve_mib;
     s->vram_started_us = now_us();
     s->vram_before_mib = memory_now(s).free_bytes / MIB;
-    s->vram_segments_before = experts_n_held(x);
-    size_t wanted = vram_segments_wanted(s, p->is_own ? p->reserve_mib : s->reserve_mib, &driver),
-           reached;
+    s->vram_segments_before = vram_n_segments(s);
+    struct vram_split wanted = vram_wanted(s, p->is_own ? p->reserve_mib : s->reserve_mib, &driver);
     size_t n_backed = x->cache != NULL ? cache_n_segments(x->cache) : 0;
-    if (wanted < n_backed) {
-        int rc = experts_shrink_begin(x, wanted, s->compute, &driver);
+    if (wanted.workspace < x->n_workspace) /* the pool has these, until the cache is as wanted */
+        (void)budget_workspace(s, wanted.workspace);
+    if (wanted.cache < n_backed) {
+        int rc = experts_shrink_begin(x, wanted.cache, s->compute, &driver);
         if (x->shrinking) {
             s->vram_moving = true;
             s->trace.moves_us = trace_is_on(&s->trace) ? now_us() : 0;
@@ -161,9 +208,10 @@ static bool vram_begin(struct stage *s)
         }
         if (rc != 0)
             stage_log("card %u: %s", s->load.device, driver.text);
-    } else if (wanted != experts_n_held(x) || wanted > n_backed) {
+    } else if (x->cache != NULL && (wanted.cache != experts_n_held(x) || wanted.cache > n_backed ||
+                                    wanted.workspace > x->n_workspace)) {
         /* Where the driver refused before, the pool may hold more than the cache has: what may stay comes into use. */
-        (void)experts_grow(x, wanted, &reached, &driver);
+        vram_grow(s, &wanted, &driver);
     }
     vram_end(s, &driver);
     return true;
@@ -220,7 +268,14 @@ void vram_command(struct stage *s, const struct message *m)
 /* What is KV's: the head, and what it has of the pool. */
 static uint64_t kv_bytes(const struct stage *s)
 {
-    return kv_head_bytes(&s->kv) + s->experts.n_lent * (uint64_t)s->experts.pool.segment_bytes;
+    return kv_head_bytes(&s->kv) + s->experts.n_kv * (uint64_t)s->experts.pool.segment_bytes;
+}
+
+/* What is there for life, and what is lent to it. */
+static uint64_t workspace_bytes(const struct stage *s)
+{
+    return s->forward.memory.bytes +
+           s->experts.n_workspace * (uint64_t)s->experts.pool.segment_bytes;
 }
 
 static const char *state_name(const struct stage *s)
@@ -288,7 +343,7 @@ void stat_command(struct stage *s)
     line_u64(&w, "kv_blocks", s->kv.n_blocks);
     line_u64(&w, "kv_blocks_free", s->kv.n_free);
     line_u64(&w, "sequences", kv_n_sequences(&s->kv));
-    line_u64(&w, "prompt_chunk", s->load.chunk);
+    line_u64(&w, "prompt_chunk", budget_rows_lendable(s));
     line_u64(&w, "steps", s->n_steps);
     line_u64(&w, "tokens", s->n_tokens);
     line_u64(&w, "hits", s->n_hits);
@@ -299,6 +354,8 @@ void stat_command(struct stage *s)
     line_u64(&w, "kv_mib", kv_bytes(s) / MIB);
     line_u64(&w, "kv_blocks_max", kv_blocks_max(&s->kv));
     line_u64(&w, "yielded_mib", segments_mib(s, s->yield.n_segments));
+    line_u64(&w, "workspace_mib", segments_mib(s, x->n_workspace));
+    line_u64(&w, "workspace_rows", budget_rows_held(s));
     say_heat(x, &w);
     line_u64(&w, "graph_resident", s->graphs.n_resident);
     line_u64(&w, "graph_misses", s->graphs.n_missing);
@@ -316,7 +373,7 @@ void ledger_read(struct stage *s, struct ledger *out)
     out->owned_bytes[LEDGER_WEIGHTS] = s->weights.memory.bytes;
     out->owned_bytes[LEDGER_KV] = kv_bytes(s);
     out->owned_bytes[LEDGER_CACHE] = experts_n_held(&s->experts) * s->experts.pool.segment_bytes;
-    out->owned_bytes[LEDGER_WORKSPACE] = s->forward.memory.bytes;
+    out->owned_bytes[LEDGER_WORKSPACE] = workspace_bytes(s);
     out->owned_bytes[LEDGER_LINK] = s->link_memory.bytes + s->link_memory_in.bytes +
                                     s->link_room.block.bytes + s->link_room.taken_bytes;
     out->owned_bytes[LEDGER_CONTEXT] = mem.context_bytes;
@@ -366,6 +423,9 @@ void held_say(struct stage *s)
     line_u64(&w, "kv_blocks", s->kv.n_blocks);
     line_u64(&w, "kv_blocks_max", kv_blocks_max(&s->kv));
     line_u64(&w, "block_tokens", KV_BLOCK_TOKENS);
+    line_u64(&w, "workspace_mib", segments_mib(s, s->experts.n_workspace));
+    line_u64(&w, "workspace_rows", budget_rows_held(s));
+    line_u64(&w, "prompt_chunk", budget_rows_lendable(s));
     line_u64(&w, "threads", s->load.n_threads);
     stage_say(s, &w);
 }

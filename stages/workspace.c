@@ -2,7 +2,8 @@
  * kernels touch (see forward.h).
  *
  * Two passes over the same list of buffers: the first adds up sizes, the second gives addresses. Nothing is allocated afterwards. Owns
- * both blocks. Threads: opened and closed by the control thread while nothing runs.
+ * both blocks and the range that is lent to. The layers' buffers are carved anew, from the block or from that range, when what is lent
+ * changes. Threads: opened, changed and closed by the control thread while nothing runs.
  */
 #include "stages/forward.h"
 
@@ -71,13 +72,12 @@ static void carve_in_and_out(struct forward *f, struct carver *c)
     f->out.chosen = carve(c, f->head_rows, sizeof(float));
 }
 
-static void carve_activations(struct forward *f, struct carver *c)
+/* What is there for life: beside the mirror, what passes from layer to layer, and what the head needs. */
+static void carve_fixed(struct forward *f, struct carver *c)
 {
     const struct model_geometry *g = f->shape.geometry;
     const struct kernel_set *k = f->kernels;
-    size_t rows = f->shape.n_rows, heads = (size_t)g->n_heads * g->head_dim,
-           kv_heads = (size_t)g->n_kv_heads * g->head_dim;
-    size_t width = larger(g->d_ff, g->d_shared); /* of a feed-forward that is not routed */
+    size_t rows = f->shape.n_rows;
     if (f->shape.exec->is_device) {
         struct carver inside = {0};
         struct forward_in in;
@@ -86,13 +86,27 @@ static void carve_activations(struct forward *f, struct carver *c)
         f->mirror = carve(c, 1, inside.at);
     }
     f->hidden = carve(c, rows * g->d_model, sizeof(float));
+    f->angles = carve(c, rows * g->n_rot, sizeof(float));
+    if (f->shape.is_last) {
+        f->head_hidden = carve(c, f->head_rows * g->d_model, sizeof(float));
+        f->logits = carve(c, f->head_rows * g->n_vocab, sizeof(float));
+        f->sample_scratch = carve(c, 1, k->sample_scratch_bytes(FORWARD_SAMPLE_ROWS, g->n_vocab));
+    }
+}
+
+/* What a layer needs for so many rows. */
+static void carve_layer(struct forward *f, struct carver *c, size_t rows)
+{
+    const struct model_geometry *g = f->shape.geometry;
+    const struct kernel_set *k = f->kernels;
+    size_t heads = (size_t)g->n_heads * g->head_dim, kv_heads = (size_t)g->n_kv_heads * g->head_dim;
+    size_t width = larger(g->d_ff, g->d_shared); /* of a feed-forward that is not routed */
     f->normed = carve(c, rows * g->d_model, sizeof(float));
     f->activations = carve(c, rows, k->activation_bytes(larger(larger(g->d_model, heads), width)));
     f->q = carve(c, rows * heads + 2 * kv_heads, sizeof(float)); /* one row's k and v go behind */
     f->k = carve(c, rows * kv_heads, sizeof(float));
     f->v = carve(c, rows * kv_heads, sizeof(float));
     f->attended = carve(c, rows * heads, sizeof(float));
-    f->angles = carve(c, rows * g->n_rot, sizeof(float));
     if (k->attention_scratch_bytes != NULL)
         f->attention_scratch =
             carve(c, 1,
@@ -112,11 +126,15 @@ static void carve_activations(struct forward *f, struct carver *c)
                                    k->experts_scratch_bytes(rows, g->n_experts_used, g->n_experts,
                                                             g->d_model, g->d_expert));
     }
-    if (f->shape.is_last) {
-        f->head_hidden = carve(c, f->head_rows * g->d_model, sizeof(float));
-        f->logits = carve(c, f->head_rows * g->n_vocab, sizeof(float));
-        f->sample_scratch = carve(c, 1, k->sample_scratch_bytes(FORWARD_SAMPLE_ROWS, g->n_vocab));
-    }
+}
+
+/* What a layer's buffers take for so many rows. */
+static size_t layer_bytes(const struct forward *f, size_t rows)
+{
+    struct forward scratch = *f;
+    struct carver sum = {0};
+    carve_layer(&scratch, &sum, rows);
+    return sum.at;
 }
 
 int forward_open(struct forward *f, struct vmm_driver *driver, const struct kernel_set *kernels,
@@ -125,10 +143,15 @@ int forward_open(struct forward *f, struct vmm_driver *driver, const struct kern
     memset(f, 0, sizeof *f);
     f->shape = *shape;
     f->kernels = kernels;
-    f->head_rows = shape->n_rows < FORWARD_HEAD_ROWS ? shape->n_rows : FORWARD_HEAD_ROWS;
+    if (shape->rows_base == 0 || shape->rows_base > shape->n_rows)
+        f->shape.rows_base = shape->n_rows;
+    f->rows = f->shape.rows_base;
+    f->head_rows = f->rows < FORWARD_HEAD_ROWS ? f->rows : FORWARD_HEAD_ROWS;
     struct carver shared = {0}, memory = {0};
     carve_in_and_out(f, &shared);
-    carve_activations(f, &memory);
+    carve_fixed(f, &memory);
+    f->base_at = memory.at;
+    carve_layer(f, &memory, f->rows);
     int rc = shape->exec->shared_alloc(shape->card, shared.at, &f->shared, err);
     f->shared_bytes = shared.at;
     if (rc == 0)
@@ -140,7 +163,8 @@ int forward_open(struct forward *f, struct vmm_driver *driver, const struct kern
     shared = (struct carver){.base = f->shared};
     memory = (struct carver){.base = f->memory.base};
     carve_in_and_out(f, &shared);
-    carve_activations(f, &memory);
+    carve_fixed(f, &memory);
+    carve_layer(f, &memory, f->rows);
     f->card_in = f->in;
     f->card_out = f->out;
     if (f->mirror != NULL)
@@ -177,6 +201,60 @@ int forward_receive(struct forward *f, struct exec_stream *s)
         rc = exec->fill(s, f->card_out.heat, 0, table);
     if (rc == 0)
         rc = exec->copy(s, f->out.hits, f->card_out.hits, f->shape.n_rows * sizeof(uint32_t));
+    return rc;
+}
+
+size_t forward_lendable_bytes(const struct forward *f)
+{
+    return f->shape.n_rows > f->shape.rows_base ? layer_bytes(f, f->shape.n_rows) : 0;
+}
+
+int forward_lend_open(struct forward *f, struct pool *pool, struct error *err)
+{
+    size_t bytes = forward_lendable_bytes(f);
+    if (bytes == 0)
+        return 0;
+    return region_open(&f->lent, pool, (bytes + pool->segment_bytes - 1) / pool->segment_bytes,
+                       err);
+}
+
+void forward_lend_close(struct forward *f)
+{
+    region_close(&f->lent);
+}
+
+size_t forward_segments_for(const struct forward *f, size_t rows)
+{
+    if (f->lent.pool == NULL || rows <= f->shape.rows_base)
+        return 0;
+    size_t segment = f->lent.pool->segment_bytes;
+    return (layer_bytes(f, smaller(rows, f->shape.n_rows)) + segment - 1) / segment;
+}
+
+size_t forward_rows_within(const struct forward *f, size_t n_segments)
+{
+    size_t rows = f->shape.rows_base;
+    while (f->lent.pool != NULL && rows < f->shape.n_rows) {
+        size_t more = smaller(rows * 2, f->shape.n_rows);
+        if (forward_segments_for(f, more) > n_segments)
+            break;
+        rows = more;
+    }
+    return rows;
+}
+
+int forward_back(struct forward *f, size_t n_segments, struct error *err)
+{
+    struct region *r = &f->lent;
+    int rc = 0;
+    while (rc == 0 && r->n_backed < n_segments)
+        rc = region_back(r, r->n_backed, err);
+    while (rc == 0 && r->n_backed > n_segments)
+        rc = region_unback(r, r->n_backed - 1, err);
+    f->rows = forward_rows_within(f, r->n_backed);
+    bool is_base = f->rows == f->shape.rows_base;
+    struct carver at = {.base = is_base ? (unsigned char *)f->memory.base + f->base_at : r->base};
+    carve_layer(f, &at, f->rows);
     return rc;
 }
 

@@ -44,6 +44,13 @@ static void change_queue(struct stage *s, uint64_t keep)
     s->n_vram = 1;
 }
 
+static bool may_grow(const struct stage *s)
+{
+    const struct experts *x = &s->experts;
+    return experts_n_held(x) < x->n_segments_full ||
+           x->n_workspace < forward_segments_for(&s->forward, s->forward.shape.n_rows);
+}
+
 void yield_look(struct stage *s)
 {
     struct yield *y = &s->yield;
@@ -65,18 +72,28 @@ void yield_look(struct stage *s)
     uint64_t keep = keep_bytes(s, mem.foreign_bytes), margin = x->pool.segment_bytes / 4;
     if (mem.free_bytes < keep) {
         y->stirred_us = now;
-        if (experts_n_held(x) > x->n_segments_floor)
+        if (experts_n_held(x) > x->n_segments_floor || x->n_workspace > 0)
             change_queue(s, keep);
-    } else if (now - y->stirred_us >= y->quiet_us && experts_n_held(x) < x->n_segments_full &&
+    } else if (now - y->stirred_us >= y->quiet_us && may_grow(s) &&
                mem.free_bytes - keep >= x->pool.segment_bytes + margin) {
         change_queue(s, keep + margin);
     }
 }
 
+/* No receipt tells the coordinator what the card can lend now. */
+static void chunk_tell(struct stage *s)
+{
+    struct line_writer w;
+    line_begin(&w, s->line, sizeof s->line, "EVENT");
+    line_bare(&w, "chunk");
+    line_u64(&w, "prompt_chunk", budget_rows_lendable(s));
+    stage_say(s, &w);
+}
+
 void yield_ended(struct stage *s, size_t n_before, const struct error *driver)
 {
     struct yield *y = &s->yield;
-    size_t n = experts_n_held(&s->experts);
+    size_t n = vram_n_segments(s);
     y->stirred_us = now_us();
     if (n < n_before) {
         y->n_segments += n_before - n;
@@ -89,6 +106,8 @@ void yield_ended(struct stage *s, size_t n_before, const struct error *driver)
     }
     if (driver->code != 0)
         stage_log("card %u: foreign memory: %s", s->load.device, driver->text);
+    if (n != n_before)
+        chunk_tell(s);
 }
 
 int yield_timeout(const struct stage *s)

@@ -395,6 +395,12 @@ static void take_drop(void)
     say("DROPPED %" PRIu64 " kv_blocks_free=%u", seq, s.n_free);
 }
 
+static void take_chunk(void)
+{
+    say("CHUNKED %" PRIu64 " workspace_rows=%" PRIu64 " prompt_chunk=%" PRIu64, bare(0), s.chunk,
+        s.chunk);
+}
+
 static void take_vram(void)
 {
     uint64_t before = s.reserve;
@@ -446,7 +452,7 @@ static void take_line(char *line, size_t n_bytes)
         void (*take)(void);
     } table[] = {{"LOAD", take_load}, {"LINK", take_link}, {"ROWS", take_rows},
                  {"STEP", take_step}, {"FORK", take_fork}, {"DROP", take_drop},
-                 {"VRAM", take_vram}, {"STAT", take_stat}};
+                 {"VRAM", take_vram}, {"STAT", take_stat}, {"CHUNK", take_chunk}};
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
         if (strcmp(table[i].verb, s.m.verb) == 0)
             table[i].take();

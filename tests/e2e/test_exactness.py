@@ -80,7 +80,7 @@ class ExactRuns(EbbtideTest):
             full, floor = stat["cache_full_mib"], stat["cache_floor_mib"]
             self.assertEqual(stat["cache_mib"], full, "the probe's cache is not whole")
             target = self.target(row, full, floor)
-            reserve.append(0 if target == full else stat["free_mib"] + full - target)
+            reserve.append(0 if target == full else stat["free_mib"] + stat["workspace_mib"] + full - target)
             cache.append(target)
         return reserve, cache
 

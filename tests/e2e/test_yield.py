@@ -3,17 +3,17 @@ import re
 import time
 import unittest
 
-from ebbtide import EbbtideTest, golden
+from ebbtide import EbbtideTest, eventually, golden
 
 RESERVE = 2
 FLAGS = dict(vram_mib=48, segment_mib=1, context=1024, threads=1, reserve_mib=RESERVE)
 
 
 class Yielding(EbbtideTest):
-    def engine(self, quiet=1, how="auto", **flags):
-        engine = self.serve(1, **dict(FLAGS, log_level="info", **{"yield": how}, yield_quiet_s=quiet, **flags))
+    def engine(self, quiet=1, how="auto", whole=True, **flags):
+        engine = self.serve(1, **{**FLAGS, "log_level": "info", "yield": how, "yield_quiet_s": quiet, **flags})
         stat = engine.stat()[0]
-        self.assertEqual((stat["cache_mib"], stat["yielded_mib"]), (stat["cache_full_mib"], 0))
+        self.assertEqual((stat["cache_mib"] == stat["cache_full_mib"], stat["yielded_mib"]), (whole, 0))
         self.assertGreaterEqual(stat["free_mib"], RESERVE)
         return engine, stat
 
@@ -71,6 +71,19 @@ class Yielding(EbbtideTest):
         self.assertEqual(self.changes(engine), [(4, "given up"), (4, "taken again")])
         engine.finish()
         print(f"yield: 4 segments given up {waited * 1e3:.0f} ms after the holder had its memory")
+
+    def test_a_card_that_gives_way_holds_the_prompt_chunk_down_until_it_has_its_memory_again(self):
+        engine, start = self.engine(vram_mib=24, chunk=256, kv_tokens=1024, whole=False)
+        engine.ask("WATCH")
+        self.assertEqual(start["prompt_chunk"], 256)
+        holder = self.hold(0, start["free_mib"] + start["cache_mib"] - start["cache_floor_mib"])
+        self.until(engine, lambda s: s["prompt_chunk"] == 64, 5)
+        engine.wait("EVENT", "chunk")
+        self.end(holder)
+        self.until(engine, lambda s: s["prompt_chunk"] == 256, 10)
+        eventually(lambda: len([m for m in engine.lines.all if m.raw.startswith("EVENT chunk")]) >= 2, 5)
+        self.assertEqual([m.raw for m in engine.lines.all if m.raw.startswith("EVENT chunk")][-1], "EVENT chunk prompt_chunk=256")
+        engine.finish()
 
     def test_idle_it_gives_way_too_and_comes_back_after_the_quiet_period_and_not_before(self):
         engine, start = self.engine(quiet=2)

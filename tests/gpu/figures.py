@@ -122,7 +122,7 @@ class FiguresTest(GpuTest):
     def cache_to(self, engine, mib):
         """The receipt of a command that leaves the first card's cache so many MiB."""
         stat = engine.stat()[0]
-        return engine.vram(f"VRAM {stat['free_mib'] + stat['cache_mib'] - mib} 0")[0]
+        return engine.vram(f"VRAM {stat['free_mib'] + stat['cache_mib'] + stat['workspace_mib'] - mib} 0")[0]
 
     def slot_bytes(self, engine):
         """Of an expert, by the slots of the cache."""

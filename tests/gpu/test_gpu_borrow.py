@@ -58,7 +58,7 @@ class Borrowing(FiguresTest):
                 device = rng.choice(sorted(outside))
                 stat = engine.stat()[device]
                 sizes = range(stat["cache_floor_mib"], stat["cache_full_mib"] + 1, stat["segment_mib"])
-                reserve = stat["free_mib"] + stat["cache_mib"] - rng.choice(sizes)
+                reserve = stat["free_mib"] + stat["cache_mib"] + stat["workspace_mib"] - rng.choice(sizes)
                 sent = time.monotonic()
                 receipt = engine.vram(f"VRAM {reserve} {device}")[device]
                 marks.append((sent, time.monotonic(), receipt))

@@ -69,7 +69,7 @@ class Linked(TwoCards, FiguresTest):
     def card_to(self, engine, device, mib):
         """The receipt of a command that leaves a card's cache so many MiB."""
         stat = engine.stat()[device]
-        return engine.vram(f"VRAM {stat['free_mib'] + stat['cache_mib'] - mib} {device}")[device]
+        return engine.vram(f"VRAM {stat['free_mib'] + stat['cache_mib'] + stat['workspace_mib'] - mib} {device}")[device]
 
 
 class Tokens(Linked):

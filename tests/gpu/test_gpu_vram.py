@@ -108,7 +108,7 @@ class Receipts(GpuTest):
         for part in (0.02, 0.3, 0.7, 1.0, 0.5, 0.1):
             squeezed.next_token()
             now = engine.stat()[0]
-            reserve = now["free_mib"] + now["cache_mib"] - (stat["cache_full_mib"] - int(span * part) // segment * segment)
+            reserve = now["free_mib"] + now["cache_mib"] + now["workspace_mib"] - (stat["cache_full_mib"] - int(span * part) // segment * segment)
             receipt = engine.vram(f"VRAM {reserve} 0")[0]
             self.assertGreaterEqual(receipt["free_mib"] + receipt["shortfall_mib"], reserve, receipt.raw)
             second.allocate(receipt["free_mib"] - LEFT_MIB)
@@ -135,7 +135,7 @@ class Receipts(GpuTest):
         engine = self.big(**({} if IS_CUDA else {"vram_mib": 64}))
         outside = self.foreign(engine)
         stat, ledger = engine.stat()[0], engine.ledger()[0]
-        reserve = stat["free_mib"] + stat["cache_mib"] - stat["cache_floor_mib"]
+        reserve = stat["free_mib"] + stat["cache_mib"] + stat["workspace_mib"] - stat["cache_floor_mib"]
         seen, shrunk = [], []
         since = engine.gen("flow", 64, "Call me Ishmael.", ignore_eos=1)
         for _ in range(N_CYCLES):

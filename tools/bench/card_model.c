@@ -148,9 +148,9 @@ static int sides_measure(struct bed *b, size_t n, struct error *err)
 static int half_measure(struct bed *b, struct error *err)
 {
     struct generation g = {.n_prompt = 16, .n_new = b->settings->quick ? 32 : 128, .seed = 7};
-    int64_t values[4];
-    static const char *const keys[] = {"free_mib", "cache_mib", "cache_full_mib",
-                                       "cache_floor_mib"};
+    int64_t values[5];
+    static const char *const keys[] = {"free_mib", "cache_mib", "cache_full_mib", "cache_floor_mib",
+                                       "workspace_mib"};
     double rates[RUNS_MAX];
     char line[64];
     int code = engine_ask(&b->engine, "STAT 0", "STAT", err);
@@ -159,7 +159,8 @@ static int half_measure(struct bed *b, struct error *err)
     if (code != 0)
         return code;
     int64_t half = values[3] + (values[2] - values[3]) / 2;
-    (void)snprintf(line, sizeof line, "VRAM %lld 0", (long long)(values[0] + values[1] - half));
+    (void)snprintf(line, sizeof line, "VRAM %lld 0",
+                   (long long)(values[0] + values[1] + values[4] - half));
     code = engine_ask(&b->engine, line, "VRAM", err);
     for (int run = -1; run < b->n_runs && code == 0; run++) {
         code = engine_generate(&b->engine, &g, err);

@@ -143,7 +143,7 @@ static int vram_ask(struct engine *e, const char *line, int64_t *freed_mib, int6
 
 static int cycle_run(struct engine *e, struct cycle *c, int run, struct error *err)
 {
-    int64_t free_mib, cache, cache_floor, segment, freed, taken, shrink_us, grow_us;
+    int64_t free_mib, cache, workspace, cache_floor, segment, freed, taken, shrink_us, grow_us;
     char line[64];
     int code = engine_ask(e, "STAT 0", "STAT", err);
     const struct {
@@ -151,13 +151,15 @@ static int cycle_run(struct engine *e, struct cycle *c, int run, struct error *e
         int64_t *to;
     } keys[] = {{"free_mib", &free_mib},
                 {"cache_mib", &cache},
+                {"workspace_mib", &workspace},
                 {"cache_floor_mib", &cache_floor},
                 {"segment_mib", &segment}};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0] && code == 0; i++)
         code = key_take(e, keys[i].key, keys[i].to, err);
     if (code != 0)
         return code;
-    (void)snprintf(line, sizeof line, "VRAM %lld 0", (long long)(free_mib + cache - cache_floor));
+    (void)snprintf(line, sizeof line, "VRAM %lld 0",
+                   (long long)(free_mib + cache + workspace - cache_floor));
     code = vram_ask(e, line, &freed, &shrink_us, &c->shrink_ms[run], err);
     if (code == 0)
         code = vram_ask(e, "VRAM - 0", &taken, &grow_us, &c->grow_ms[run], err);

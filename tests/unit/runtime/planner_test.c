@@ -302,6 +302,29 @@ Test(planner, a_card_holds_whole_segments_and_counts_what_misses)
     cr_expect_not(s.fits);
 }
 
+Test(planner, what_a_whole_cache_leaves_is_workspace_of_long_prompts)
+{
+    static struct bench b;
+    struct planner_stage s;
+    model_make(&b, 4, 16, MIB, MIB, MIB, 4 * MIB);
+    b.m.n_used = 4;
+    b.m.workspace_lent_bytes = 6 * MIB; /* two segments */
+    /* fixed 18 MiB, a whole cache 64 */
+    const uint64_t extra[] = {0, 3, 4, 7, 8, 20}, lent[] = {0, 0, 4, 4, 8, 8};
+    card_add_to(&b, CARD_CPU, 0, 5 * MIB);
+    for (size_t i = 0; i < 6; i++) {
+        b.cards[0].free_bytes = (5 + 18 + 64 + extra[i]) * MIB;
+        planner_stage(&b.m, b.cards, 1, 0, 0, 3, &s);
+        cr_expect_eq(s.slots, s.slots_full);
+        cr_expect_eq(s.workspace_bytes, (2 + lent[i]) * MIB, "%zu", i);
+        cr_expect_eq(s.left_bytes, (extra[i] - lent[i]) * MIB, "%zu", i);
+        cr_expect_eq(s.need_bytes, (18 + 12) * MIB, "it is needed by nobody");
+    }
+    b.cards[0].free_bytes = (5 + 18 + 60) * MIB;
+    planner_stage(&b.m, b.cards, 1, 0, 0, 3, &s);
+    cr_expect_eq(s.workspace_bytes, 2 * MIB, "experts come first");
+}
+
 Test(planner, what_is_kept_for_nccl_stands_in_the_links_of_a_card)
 {
     struct bench b;

@@ -49,6 +49,7 @@ Test(sizing, a_chunk_that_was_not_given_is_long_where_all_cards_are_cuda, .init 
     s.cards[0].kind = CARD_CUDA;
     cr_assert_eq(sizing_choose(&z, &s, m, &plan, total, 0, &err), 0, "%s", err.text);
     cr_expect_eq(z.chunk, 1024);
+    cr_expect_eq(z.chunk_min, 64, "workspace for more is lent");
     struct sizes less[2];
     for (uint32_t i = 0; i < 2; i++)
         cr_assert_eq(sizing_choose(&less[i], &s, m, &plan, total, i + 1, &err), 0, "%s", err.text);
@@ -58,6 +59,11 @@ Test(sizing, a_chunk_that_was_not_given_is_long_where_all_cards_are_cuda, .init 
     s.chunk = 48;
     cr_assert_eq(sizing_choose(&z, &s, m, &plan, total, 0, &err), 0, "%s", err.text);
     cr_expect_eq(z.chunk, 48, "given");
+    cr_expect_eq(z.chunk_min, 48);
+    s.parallel = 100;
+    s.chunk = 1024;
+    cr_assert_eq(sizing_choose(&z, &s, m, &plan, total, 0, &err), 0, "%s", err.text);
+    cr_expect_eq(z.chunk_min, 108, "a row of every sequence");
 }
 
 Test(sizing, a_small_card_gets_smaller_segments_and_less_kv_but_one_context, .init = two_cards,
