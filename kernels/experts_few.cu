@@ -22,6 +22,7 @@
 #define FEW_WARPS      8
 #define FEW_THREADS    (32 * FEW_WARPS)
 #define FEW_BLOCKS_FIT 3 /* on a multiprocessor */
+#define FEW_STAGES     3
 #define FEW_HIDDEN     (FEW_OUTS * FEW_WARPS / 2)
 #define FEW_PAIRS_MAX  2048
 
@@ -82,7 +83,7 @@ static __device__ __forceinline__ void hidden_store(const uint8_t *shared,
                                                     const uint16_t *pairs, unsigned n)
 {
     const struct few_shape *s = &job->shape;
-    const unsigned lane = threadIdx.x % 32, ring = s->stages * few_form<TYPE>::SLOT;
+    const unsigned lane = threadIdx.x % 32, ring = FEW_STAGES * few_form<TYPE>::SLOT;
     const size_t d = job->args.d_expert;
     for (unsigned i = threadIdx.x / 32; i < n * (FEW_HIDDEN / 32); i += FEW_WARPS) {
         const unsigned r = i / (FEW_HIDDEN / 32), b = i % (FEW_HIDDEN / 32);
@@ -115,7 +116,7 @@ static __global__ void __launch_bounds__(FEW_THREADS, FEW_BLOCKS_FIT)
     const struct few_shape *s = &job.shape;
     const unsigned warp = threadIdx.x / 32;
     uint16_t *pairs = (uint16_t *)(shared + job.pairs_at);
-    uint8_t *ring = ring_of<TYPE>(shared, s);
+    uint8_t *ring = ring_of<TYPE, FEW_STAGES>(shared, s);
     const size_t out = (size_t)blockIdx.x * FEW_HIDDEN + warp % (FEW_WARPS / 2) * FEW_OUTS;
     overlap_wait();
     overlap_announce();
@@ -126,7 +127,7 @@ static __global__ void __launch_bounds__(FEW_THREADS, FEW_BLOCKS_FIT)
             weights_open<TYPE>(s, warp < FEW_WARPS / 2 ? e.gate : e.up, job.args.d_expert, out);
         struct few_sums<few_form<TYPE>::KIND, 1> sums;
         if (out < job.args.d_expert)
-            weights_begin<TYPE>(ring, s, &w);
+            weights_begin<TYPE, FEW_STAGES>(ring, s, &w);
         if (warp < n)
             row_load<TYPE, 1>(shared, s, warp,
                               (const uint8_t *)job.args.a +
@@ -135,7 +136,7 @@ static __global__ void __launch_bounds__(FEW_THREADS, FEW_BLOCKS_FIT)
         copies_wait<2>(true);
         __syncthreads();
         if (out < job.args.d_expert) {
-            tile_few<TYPE, 1>(shared, s, &w, 1, &sums);
+            tile_few<TYPE, FEW_STAGES, 1>(shared, s, &w, 1, &sums);
             __syncwarp();
 #pragma unroll
             for (unsigned i = 0; i < 4; i++)
@@ -165,7 +166,7 @@ static __global__ void __launch_bounds__(FEW_THREADS, FEW_BLOCKS_FIT)
         struct few_weights w = weights_open<TYPE>(s, e.down, job.args.d_model, out);
         struct few_sums<few_form<TYPE>::KIND, 1> sums;
         if (out < job.args.d_model)
-            weights_begin<TYPE>(ring_of<TYPE>(shared, s), s, &w);
+            weights_begin<TYPE, FEW_STAGES>(ring_of<TYPE, FEW_STAGES>(shared, s), s, &w);
         if (first == 0)
             overlap_wait(), overlap_announce();
         if (warp < n)
@@ -175,7 +176,7 @@ static __global__ void __launch_bounds__(FEW_THREADS, FEW_BLOCKS_FIT)
         copies_wait<2>(true);
         __syncthreads();
         if (out < job.args.d_model) {
-            tile_few<TYPE, 1>(shared, s, &w, 1, &sums);
+            tile_few<TYPE, FEW_STAGES, 1>(shared, s, &w, 1, &sums);
 #pragma unroll
             for (unsigned i = 0; i < 4; i++)
                 if (few_row(0, i) < n)
@@ -205,10 +206,8 @@ static int few_launch(struct experts_few_job *job, bool really, struct exec_stre
                     job->by_pair ? job->n_pairs : (unsigned)p->n_experts);
     void (*kernel)(struct experts_few_job) =
         HIDDEN ? hidden_few_kernel<TYPE> : down_few_kernel<TYPE>;
-    const size_t bytes = few_stages<TYPE>(
-        (const void *)kernel, &job->shape, FEW_WARPS,
-        few_layout<TYPE, 1>(&job->shape, n_in, FEW_WARPS, 2 * job->n_pairs, &job->pairs_at),
-        FEW_BLOCKS_FIT);
+    const size_t bytes = few_prepare<TYPE, FEW_STAGES, 1>(
+        (const void *)kernel, &job->shape, n_in, FEW_WARPS, 2 * job->n_pairs, &job->pairs_at);
     if (bytes == 0)
         return EBB_EUNSUPPORTED;
     if (!really)

@@ -3,8 +3,8 @@
  *
  * A warp has 16 rows of weights at a time and 8 * GROUPS rows of activations. It walks k in pieces of 256 values:
  *
- *   1. the raw blocks of its 16 rows come by asynchronous copies into a ring of the warp's own, several pieces ahead, so warps
- *      wait for nobody;
+ *   1. the raw blocks of its 16 rows come by asynchronous copies into a ring of the warp's own, STAGES - 1 pieces ahead, so
+ *      warps wait for nobody;
  *   2. four lanes share a row: lane 4 * g + t unpacks words t and t + 4 of each block of 32 of rows g and g + 8, which is how
  *      mma.sync wants them, straight into registers; each weight is unpacked once for all columns;
  *   3. the chains of fp32 are the accumulators, in registers, k ascending. A block's scales come from the lane of the four that
@@ -17,10 +17,9 @@
 #pragma once
 #include "kernels/tiles.cuh"
 
-#define FEW_OUTS       16 /* of a warp's tile */
-#define FEW_PIECE      256
-#define FEW_STAGES_MAX 8
-#define FEW_SLACK      32 /* bytes behind all else that may be read */
+#define FEW_OUTS  16 /* of a warp's tile */
+#define FEW_PIECE 256
+#define FEW_SLACK 32 /* bytes behind all else that may be read */
 
 template <uint32_t TYPE> struct few_form {
     static constexpr int KIND = tiles_kind_of(TYPE);
@@ -48,11 +47,10 @@ struct few_shape {
     uint32_t row_bytes; /* of weights */
     uint32_t n_blocks;  /* chain blocks of a row: n_in / 32 */
     uint32_t n_pieces;
-    uint32_t stages;               /* slots of a warp's ring, 2 .. FEW_STAGES_MAX */
     uint32_t x_pitch;              /* int8 [8 * GROUPS][x_pitch], from 0 on */
     uint32_t xs_at;                /* [n_blocks][8 * GROUPS] {d, sx}, or d alone */
     uint32_t sums_at;              /* [n_blocks][8 * GROUPS] two int16, for Q2_K */
-    uint32_t ring_at;              /* [warps][stages][SLOT] */
+    uint32_t ring_at;              /* [warps][STAGES][SLOT] */
     uint32_t d_at, sx_at, half_at; /* the parts of a row of activations in memory */
 };
 
@@ -77,18 +75,10 @@ static __device__ __forceinline__ void copy_16_of(void *to, const void *from, un
                  "r"(n));
 }
 
-/* Until at most `left` groups of this thread's copies are on their way. */
-static __device__ __forceinline__ void few_wait(unsigned left)
+/* Until at most N groups of this thread's copies are on their way. */
+template <unsigned N> static __device__ __forceinline__ void few_wait(void)
 {
-    switch (left) {
-    case 0: asm volatile("cp.async.wait_group 0;" ::: "memory"); break;
-    case 1: asm volatile("cp.async.wait_group 1;" ::: "memory"); break;
-    case 2: asm volatile("cp.async.wait_group 2;" ::: "memory"); break;
-    case 3: asm volatile("cp.async.wait_group 3;" ::: "memory"); break;
-    case 4: asm volatile("cp.async.wait_group 4;" ::: "memory"); break;
-    case 5: asm volatile("cp.async.wait_group 5;" ::: "memory"); break;
-    default: asm volatile("cp.async.wait_group 6;" ::: "memory"); break;
-    }
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 /* Points at the tile of 16 rows from row `out` of a matrix of n_out rows. */
@@ -134,7 +124,7 @@ static __device__ __noinline__ void pairs_copy(uint8_t *to, const uint8_t *from,
 }
 
 /* Begins the copies of w->piece into its slot, and goes on to the next; all lanes. `ring`: the warp's. */
-template <uint32_t TYPE>
+template <uint32_t TYPE, unsigned STAGES>
 static __device__ __forceinline__ void piece_load(uint8_t *ring, const struct few_shape *s,
                                                   struct few_weights *w)
 {
@@ -167,7 +157,7 @@ static __device__ __forceinline__ void piece_load(uint8_t *ring, const struct fe
         }
     }
     w->piece++;
-    w->slot = w->slot + 1 == s->stages ? 0 : w->slot + 1;
+    w->slot = w->slot + 1 == STAGES ? 0 : w->slot + 1;
 }
 
 /* The scales of the step's chain block k, from the lane of four that has them. What a whole block of 256 shares, every lane has. */
@@ -268,44 +258,44 @@ piece_multiply(const uint8_t *slot, const unsigned shift[2], const struct few_sh
 }
 
 /* The ring of this warp. */
-template <uint32_t TYPE>
+template <uint32_t TYPE, unsigned STAGES>
 static __device__ __forceinline__ uint8_t *ring_of(uint8_t *shared, const struct few_shape *s)
 {
-    return shared + s->ring_at + threadIdx.x / 32 * s->stages * few_form<TYPE>::SLOT;
+    return shared + s->ring_at + threadIdx.x / 32 * STAGES * few_form<TYPE>::SLOT;
 }
 
 /* Begins the copies of as many pieces as the ring takes ahead. */
-template <uint32_t TYPE>
+template <uint32_t TYPE, unsigned STAGES>
 static __device__ __forceinline__ void weights_begin(uint8_t *ring, const struct few_shape *s,
                                                      struct few_weights *w)
 {
-    for (unsigned i = 0; i + 1 < s->stages; i++) {
+    for (unsigned i = 0; i + 1 < STAGES; i++) {
         if (w->piece < s->n_pieces)
-            piece_load<TYPE>(ring, s, w);
+            piece_load<TYPE, STAGES>(ring, s, w);
         copies_commit();
     }
 }
 
 /* The whole of k for the tile that w has begun to load; the rows of activations are there. */
-template <uint32_t TYPE, int GROUPS>
+template <uint32_t TYPE, unsigned STAGES, int GROUPS>
 static __device__ __forceinline__ void tile_few(uint8_t *shared, const struct few_shape *s,
                                                 struct few_weights *w, unsigned n_groups,
                                                 struct few_sums<few_form<TYPE>::KIND, GROUPS> *sums)
 {
     typedef struct few_form<TYPE> form;
     const unsigned lane = threadIdx.x % 32;
-    uint8_t *ring = ring_of<TYPE>(shared, s);
+    uint8_t *ring = ring_of<TYPE, STAGES>(shared, s);
     struct few_x x = {shared + lane % 8 * s->x_pitch + lane / 8 * 16,
                       shared + s->xs_at + lane % 4 * 2 * form::XS_WORDS * 4,
                       shared + s->sums_at + lane % 4 * 8};
-    const uint8_t *slot = ring + lane / 4 * form::PITCH, *end = slot + s->stages * form::SLOT;
+    const uint8_t *slot = ring + lane / 4 * form::PITCH, *end = slot + STAGES * form::SLOT;
     *sums = {};
 #pragma unroll 1
     for (unsigned piece = 0; piece < s->n_pieces; piece++) {
-        few_wait(s->stages - 2);
+        few_wait<STAGES - 2>();
         __syncwarp();
         if (w->piece < s->n_pieces)
-            piece_load<TYPE>(ring, s, w);
+            piece_load<TYPE, STAGES>(ring, s, w);
         copies_commit();
         const unsigned shift[2] = {
             piece_shift<TYPE>((uint32_t)(uintptr_t)w->row[0], piece, w->slow),
@@ -314,8 +304,8 @@ static __device__ __forceinline__ void tile_few(uint8_t *shared, const struct fe
         x.q += FEW_PIECE;
         x.scales += 8 * GROUPS * 32 * form::XS_WORDS;
         x.sums += 8 * GROUPS * 32;
-        slot = slot + form::SLOT == end ? slot + form::SLOT - s->stages * form::SLOT
-                                        : slot + form::SLOT;
+        slot += form::SLOT;
+        slot = slot == end ? end - STAGES * form::SLOT : slot;
     }
 }
 

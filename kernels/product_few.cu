@@ -11,6 +11,7 @@
 #include "kernels/ops_cuda.h"
 
 #define PRODUCT_WARPS_MAX 8
+#define PRODUCT_STAGES    4
 #define PRODUCT_TALL      16384 /* outputs from which on weights are shared by more rows */
 
 struct product_few_job {
@@ -35,7 +36,7 @@ static __device__ __forceinline__ void element_store(const struct product_few_jo
 }
 
 template <uint32_t TYPE, int GROUPS>
-static __global__ void __launch_bounds__(32 * PRODUCT_WARPS_MAX, GROUPS == 1 ? 3 : 2)
+static __global__ void __launch_bounds__(32 * PRODUCT_WARPS_MAX, 2)
     product_few_kernel(const __grid_constant__ struct product_few_job job)
 {
     extern __shared__ uint4 shared_words[];
@@ -48,7 +49,7 @@ static __global__ void __launch_bounds__(32 * PRODUCT_WARPS_MAX, GROUPS == 1 ? 3
     struct few_weights w = weights_open<TYPE>(s, job.weights, job.n_out, out);
     struct few_sums<few_form<TYPE>::KIND, GROUPS> sums;
     if (out < job.n_out)
-        weights_begin<TYPE>(ring_of<TYPE>(shared, s), s, &w);
+        weights_begin<TYPE, PRODUCT_STAGES>(ring_of<TYPE, PRODUCT_STAGES>(shared, s), s, &w);
     overlap_wait();
     overlap_announce();
     for (unsigned r = warp; r < n; r += n_warps)
@@ -58,7 +59,7 @@ static __global__ void __launch_bounds__(32 * PRODUCT_WARPS_MAX, GROUPS == 1 ? 3
     __syncthreads();
     if (out >= job.n_out)
         return;
-    tile_few<TYPE, GROUPS>(shared, s, &w, (n + 7) / 8, &sums);
+    tile_few<TYPE, PRODUCT_STAGES, GROUPS>(shared, s, &w, (n + 7) / 8, &sums);
 #pragma unroll
     for (unsigned i = 0; i < GROUPS; i++)
 #pragma unroll
@@ -84,10 +85,8 @@ static int product_launch(const struct product_args *args, struct exec_stream *s
     const size_t n_tiles = (args->n_out + FEW_OUTS - 1) / FEW_OUTS;
     const size_t n_groups = (args->n_rows + 8 * GROUPS - 1) / (8 * GROUPS);
     const unsigned n_warps = warps_of(n_tiles * n_groups, (size_t)exec_cuda_n_multiprocessors(s));
-    const size_t bytes =
-        few_stages<TYPE>(kernel, &job.shape, n_warps,
-                         few_layout<TYPE, GROUPS>(&job.shape, args->n_in, n_warps, 0, &nothing),
-                         (GROUPS == 1 ? 3 : 2) * PRODUCT_WARPS_MAX / n_warps);
+    const size_t bytes = few_prepare<TYPE, PRODUCT_STAGES, GROUPS>(kernel, &job.shape, args->n_in,
+                                                                   n_warps, 0, &nothing);
     const dim3 grid((unsigned)((n_tiles + n_warps - 1) / n_warps), (unsigned)n_groups);
     job.weights = (const uint8_t *)args->weights, job.a = (const uint8_t *)args->a;
     job.bias = args->bias, job.y = args->y;
