@@ -1,7 +1,8 @@
 /* set_cuda.c - the table of CUDA operations, and which form of a product serves a call.
  *
- * Steps of at most CUDA_ROWS_MAX rows go to the matrix-vector forms, longer ones to the tensor cores; unquantised weights have a
- * form of their own. The choice depends on sizes and types alone, and all forms give the same bits for quantised types.
+ * Steps of few rows go to the matrix-vector forms, longer ones to the tensor cores, at first by the form that keeps to the weights'
+ * speed, then by the one that shares what it unpacks; unquantised weights have a form of their own. The choice depends on sizes
+ * and types alone, all forms give the same bits for quantised types, and where one refuses a shape the next serves it.
  */
 #include <string.h>
 #include "kernels/ops_cuda.h"
@@ -29,6 +30,7 @@ static size_t experts_scratch_bytes_cuda(size_t n_rows, size_t n_used, size_t n_
 {
     size_t sizes[] = {experts_rows_scratch_cuda(n_rows < CUDA_ROWS_MAX ? n_rows : CUDA_ROWS_MAX,
                                                 n_used, n_experts, d_model, d_expert),
+                      experts_few_scratch_cuda(n_rows, n_used, n_experts, d_model, d_expert),
                       experts_tiles_scratch_cuda(n_rows, n_used, n_experts, d_model, d_expert),
                       experts_plain_scratch_cuda(n_rows, n_used, n_experts, d_model, d_expert)};
     size_t most = 0;
@@ -39,16 +41,33 @@ static size_t experts_scratch_bytes_cuda(size_t n_rows, size_t n_used, size_t n_
 
 static int product_cuda(const struct product_args *args, struct exec_stream *s)
 {
+    int rc = EBB_EUNSUPPORTED;
     if (!is_quantised(args->type))
         return product_plain_cuda(args, s);
+    if (args->n_rows > CUDA_ROWS_MAX && args->n_rows <= CUDA_FEW_MAX)
+        rc = product_few_cuda(args, s);
+    if (rc != EBB_EUNSUPPORTED)
+        return rc;
     return args->n_rows <= CUDA_ROWS_MAX ? product_rows_cuda(args, s) : product_tiles_cuda(args, s);
+}
+
+/* Experts that two rows share are worth grouping, until there are so many rows that each has more than a few. */
+static bool few_serves(const struct experts_args *args)
+{
+    return args->n_rows >= CUDA_FEW_EXPERTS_MIN &&
+           args->n_rows * args->n_used <= CUDA_FEW_PAIRS_EACH * args->n_experts;
 }
 
 static int experts_cuda(const struct experts_args *args, struct exec_stream *s)
 {
+    int rc = EBB_EUNSUPPORTED;
     if (!is_quantised(args->gate_type) || !is_quantised(args->up_type) ||
         !is_quantised(args->down_type))
         return experts_plain_cuda(args, s);
+    if (few_serves(args))
+        rc = experts_few_cuda(args, s);
+    if (rc != EBB_EUNSUPPORTED)
+        return rc;
     return args->n_rows <= CUDA_ROWS_MAX ? experts_rows_cuda(args, s) : experts_tiles_cuda(args, s);
 }
 

@@ -20,7 +20,7 @@ CONTRACTS = {"protocol/error.h", "kernels/tensor_type.h"}  # header-only, open t
 BENCH_TOO = {"kernels", "vmm"}
 # Beside kernels/*.cu: the driver, the executor (its header for the launchers alone), the links, and the tests' own programs.
 CUDA_FILES = {"vmm/driver_cuda.c", "kernels/exec_cuda.c", "kernels/exec_cuda.h", "stages/link_nccl.c",
-              "tests/gpu/foreign.c", "tests/gpu/peers.c"}
+              "tests/gpu/foreign.c", "tests/gpu/forms.c", "tests/gpu/peers.c"}
 CUDA_HEADER = re.compile(r"^(cuda|cublas|nccl|nvml|nvrtc|driver_types|vector_types|mma\.h)")
 FOREIGN = {"pcre2.h": {"runtime/model"}, "yaml.h": {"runtime"}, "jansson.h": {"tools", "runtime", "tests"}, "hwloc.h": {"stages"}, "curses.h": {"tools"}, "curl": {"tools"}, "immintrin.h": {"kernels"},
            "criterion": {"tests"}}

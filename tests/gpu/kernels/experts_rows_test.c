@@ -1,6 +1,7 @@
 /* experts_rows_test.c - the experts of up to eight rows: the bits, heat and hits of the reference, whatever the types, shapes,
  * routing and addresses; ids and addresses are read when the work runs. */
 #include "experts_layer.h"
+#include "kernels/ops_cuda.h"
 
 enum { ROWS_MAX = 8 };
 
@@ -19,6 +20,7 @@ static const struct experts_way way = {.rows_max = ROWS_MAX,
                                        .counts = counts,
                                        .n_counts = sizeof counts / sizeof counts[0],
                                        .seed = 77,
+                                       .experts = experts_rows_cuda,
                                        .route = route};
 
 Test(experts_rows, have_the_bits_and_counts_of_the_reference_for_every_type)
